@@ -15,7 +15,7 @@ namespace embertide {
 namespace {
 
 Status WriteAndSync(const std::string& path, std::span<const std::byte> bytes) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (fd < 0) return FileFailed(path);
   Status status = WriteAll(fd, path, bytes);
   if (status.ok() && fsync(fd) != 0) status = FileFailed(path);

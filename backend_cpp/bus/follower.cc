@@ -7,10 +7,12 @@
 #include <array>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <stop_token>
 #include <thread>
 
+#include "base/background_task.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/mutex.h"
@@ -36,6 +38,9 @@ constexpr size_t kCommitsAtOnce = kMaxReplyBytes / kMaxCommitBytes - 1;
 constexpr size_t kBatchesAtOnce = kMaxBytesInFlight / kMaxBatchBytes;
 constexpr size_t kRangesAtOnce = 4096;
 constexpr size_t kWaysTried = 4;  // by files, past those that are harmed
+// Between attempts of a version whose rows find no room, and of delta files that fail: they are
+// small, and a drive that has room again is to be used within seconds.
+constexpr milliseconds kLongestSmall{5000};
 // A version on time is taken in turns with requests: a fifth of the time at work, or half of it
 // when it is older than kEarly. One that is late, or that others wait for, is taken at once, and a
 // late one from a file if there is one.
@@ -98,7 +103,19 @@ struct Follower::Impl {
   std::chrono::steady_clock::time_point record_looked;  // when that file was looked at last
   std::chrono::steady_clock::time_point looked;         // when the files were looked at last
   std::chrono::steady_clock::time_point tried;          // when Redis was last to be reached
-  std::thread thread;
+  // The last catch-up that failed, and when it may be tried again.
+  struct Failure {
+    VersionId snapshot;
+    VersionId end;  // of the chain
+    Status status;
+    milliseconds back_off{0};
+    std::chrono::steady_clock::time_point again;
+  };
+  std::optional<Failure> failure;
+  milliseconds full_back_off{0};         // after a version of the bus for which there was no room
+  bool begun = false;                    // the files that were there at the start were looked at
+  Status last = Status::Ok();            // as `error`
+  std::unique_ptr<BackgroundTask> task;  // last: its thread uses the members above
 
   VersionId newest() const { return {sink->newest_number(), sink->newest_lineage()}; }
 
@@ -106,6 +123,7 @@ struct Follower::Impl {
   bool Wait(milliseconds time) const { return SleepFor(stop.get_token(), time); }
   bool Stopping() const { return stop.stop_requested(); }
   void Note(const Status& status) {
+    last = status;
     const MutexLock lock(mutex);
     error = status.ok() ? std::string() : status.ToString();
   }
@@ -121,7 +139,7 @@ struct Follower::Impl {
   // Before all commits that are newer than what the node has.
   void ResetCursor() { cursor = EntryId(newest().number, UINT64_MAX); }
 
-  void Run();
+  Status Round();
   void Connect();
   void LookAtPromotion();
   void TakePromotion(const std::string& bytes, const std::string& where, std::string* last);
@@ -148,17 +166,19 @@ struct Follower::Impl {
                         const std::function<Status()>& stage);
   Status CatchUp();
   // From what the node has to the newest version, by files.
-  struct Way {
+  struct CatchUpPath {
     VersionId snapshot;  // number 0: none
     std::vector<ChainLink> chain;
   };
-  // What a search for a way leaves out, since it is harmed or gone.
-  struct Passed {
+  // The sources that a search for a path leaves out, since they are corrupt or gone.
+  struct SkippedSources {
     bool chain = false;  // from what the node has
     std::set<VersionId> snapshots;
   };
-  Status FindWay(const Passed& passed, Way* way);
-  Status TakeWay(const Way& way, Passed* passed);
+  Status FindPath(const SkippedSources& skipped, CatchUpPath* path);
+  Status TakePath(const CatchUpPath& path, SkippedSources* skipped);
+  bool IsPutOff(const CatchUpPath& path);
+  void PutOff(const CatchUpPath& path, const Status& status);
   size_t AfterUndone(const std::vector<ChainLink>& chain) const;
   Status TakeFromFiles(VersionId id);
 };
@@ -203,37 +223,45 @@ bool Follower::Impl::MayTake(VersionId id) {
   return false;
 }
 
-void Follower::Impl::Run() {
-  LookAtPromotion();
-  Note(CatchUp());
-  while (!Stopping()) {
+// Says how it is doing: a version that waits for the guard is no failure.
+Status Follower::Impl::Round() {
+  if (!begun) {
     LookAtPromotion();
-    const bool more = sink->Between();
-    const auto now = std::chrono::steady_clock::now();
-    if (!options.bus.empty() && redis == nullptr && now - tried >= options.retry_every) Connect();
-    if (redis == nullptr) {
-      stats.caught_up = true;
-      if (!Wait(more ? kSoon : std::min(options.retry_every, kBlock))) return;
-      if (std::chrono::steady_clock::now() - looked >= options.retry_every) Note(CatchUp());
-      continue;
-    }
-    // The bus may have versions beyond a file that is harmed or not there yet.
-    const VersionId before = newest();
-    Status status = FollowOnce(more || !stats.caught_up ? kSoon : kBlock);
-    if (newest() == before) stats.caught_up = true;
-    if (status.ok()) status = NoteApplied();
-    if (status.ok()) continue;
-    Note(status);
-    if (status.code() == Code::kBusy) {  // for the guard, which may decide any time
-      if (!Wait(kBlock)) return;
-      continue;
-    }
-    if (status.code() == Code::kDeviceError) {
-      redis.reset();
-      stats.connected = false;
-    }
-    if (!Wait(options.retry_every)) return;
+    Note(CatchUp());
+    begun = true;  // an exception has it looked at again
   }
+  if (Stopping()) return Status::Ok();
+  LookAtPromotion();
+  const bool more = sink->OnIdle();
+  const auto now = std::chrono::steady_clock::now();
+  if (!options.bus.empty() && redis == nullptr && now - tried >= options.retry_every) Connect();
+  if (redis == nullptr) {
+    stats.caught_up = true;
+    if (!Wait(more ? kSoon : std::min(options.retry_every, kBlock))) return Status::Ok();
+    if (std::chrono::steady_clock::now() - looked >= options.retry_every) Note(CatchUp());
+    return last;
+  }
+  // The bus may have versions beyond a file that is corrupt or missing.
+  const VersionId before = newest();
+  Status status = FollowOnce(more || !stats.caught_up ? kSoon : kBlock);
+  if (newest() == before) stats.caught_up = true;
+  if (status.ok()) status = NoteApplied();
+  if (status.ok()) return last;
+  Note(status);
+  if (status.code() == Code::kBusy) {  // for the guard, which may decide any time
+    Wait(kBlock);
+    return Status::Ok();
+  }
+  if (status.code() == Code::kDeviceError) {
+    redis.reset();
+    stats.connected = false;
+  }
+  // A version that does not fit will not fit half a second later, and each attempt reads it again.
+  full_back_off = status.code() == Code::kResourceExhausted
+                      ? std::max(options.retry_every, std::min(2 * full_back_off, kLongestSmall))
+                      : options.retry_every;
+  Wait(full_back_off);
+  return status;
 }
 
 void Follower::Impl::Connect() {
@@ -285,6 +313,7 @@ Status Follower::Impl::FollowOnce(milliseconds block) {
       return status;  // the cursor stays: the commit is tried again
     }
     cursor = entry.id;
+    full_back_off = milliseconds(0);
     Note(Status::Ok());
     if (Stopping()) break;
   }
@@ -372,6 +401,7 @@ void Follower::Impl::TakeTurns() {
 
 // The next batch, proved, of the version that is being taken.
 Status Follower::Impl::Stage(const v1::RowBatch& batch) {
+  if (Stopping()) return {Code::kUnavailable, "the node is ending"};
   TakeTurns();
   staged_rows += batch.rows() + batch.tombstones();
   return sink->Stage(batch.version(), batch.table_id(), batch.bucket(), batch.records());
@@ -423,6 +453,7 @@ Status Follower::Impl::TakeBatches(VersionId id, std::vector<Wanted> wanted) {
   };
   std::vector<Piece> pieces;  // what each range is of
   const auto read = [&]() -> Status {
+    if (Stopping()) return {Code::kUnavailable, "the node is ending"};
     EMBERTIDE_RETURN_IF_ERROR(redis->ReadRanges(ranges, [&](size_t i, const StreamEntry& entry) {
       return TakeBatch(id, entry.message, pieces[i].wanted);
     }));
@@ -469,24 +500,24 @@ Status Follower::Impl::TakeBatch(VersionId id, const std::string& message, Wante
 
 // --- files ---------------------------------------------------------------------------------------
 
-// Finds the way to the newest version. The chain alone is enough where it reaches as far.
-Status Follower::Impl::FindWay(const Passed& passed, Way* way) {
+// Finds the path to the newest version. The chain alone is enough where it reaches as far.
+Status Follower::Impl::FindPath(const SkippedSources& skipped, CatchUpPath* path) {
   const VersionId have = newest();
   const std::vector<VersionId> deltas = ListVersions(options.publication + "/deltas", "commit.pb");
   std::vector<VersionId> snapshots =
       Newer(ListVersions(options.publication + "/snapshots", "manifest.json"), have);
   std::erase_if(snapshots, [&](VersionId id) {
-    return passed.snapshots.contains(id) || !sink->MayLoad(id.number);
+    return skipped.snapshots.contains(id) || !sink->MayLoad(id.number);
   });
   const auto find_chain = [&](VersionId from) {
     return NewestChain(options.publication, from, deltas, [this] { ++stats.corrupt; });
   };
-  if (!passed.chain) way->chain = find_chain(have);
-  const VersionId end = way->chain.empty() ? have : way->chain.back().id;
+  if (!skipped.chain) path->chain = find_chain(have);
+  const VersionId end = path->chain.empty() ? have : path->chain.back().id;
   if (!snapshots.empty() && snapshots.front().number > end.number) {
-    way->snapshot = snapshots.front();
-    way->chain = find_chain(way->snapshot);
-  } else if (const auto newer = Newer(deltas, have); way->chain.empty() && !newer.empty()) {
+    path->snapshot = snapshots.front();
+    path->chain = find_chain(path->snapshot);
+  } else if (const auto newer = Newer(deltas, have); path->chain.empty() && !newer.empty()) {
     return {Code::kNotFound, "no chain of delta files leads from " + Text(have) + " to " +
                                  Text(newer.front()) + ", and no newer snapshot is there"};
   }
@@ -528,24 +559,24 @@ size_t Follower::Impl::AfterUndone(const std::vector<ChainLink>& chain) const {
   return 0;
 }
 
-// Notes in `*passed` what could not be taken.
-Status Follower::Impl::TakeWay(const Way& way, Passed* passed) {
-  if (way.snapshot.number > 0) {
-    const Status status =
-        sink->Load(options.publication + "/snapshots/" + FolderName(way.snapshot));
+// Notes in `*skipped` what could not be taken.
+Status Follower::Impl::TakePath(const CatchUpPath& path, SkippedSources* skipped) {
+  if (path.snapshot.number > 0) {
+    const Status status = sink->Load(
+        options.publication + "/snapshots/" + FolderName(path.snapshot), stop.get_token());
     if (!status.ok()) {
-      passed->snapshots.insert(way.snapshot);
+      skipped->snapshots.insert(path.snapshot);
       return status;
     }
     ++stats.catch_ups;
   }
-  const std::vector<ChainLink>& chain = way.chain;
+  const std::vector<ChainLink>& chain = path.chain;
   for (size_t i = AfterUndone(chain); i < chain.size(); ++i) {
     if (Stopping() || !MayTake(chain[i].id)) break;
     const uint64_t before = newest().number;
     more_wait = i + 1 < chain.size();
     if (const Status status = TakeFromFiles(chain[i].id); !status.ok()) {
-      passed->chain = true;
+      skipped->chain = true;
       return status;
     }
     if (i > 0 && before < chain[i - 1].id.number) stats.skipped += i;
@@ -553,21 +584,27 @@ Status Follower::Impl::TakeWay(const Way& way, Passed* passed) {
   return Status::Ok();
 }
 
-// Where a file is harmed or gone, another way may lead past it: a newer snapshot past a delta file,
-// the delta files or an older snapshot past a snapshot.
+// Where a file is corrupt or gone, another path may lead past it: a newer snapshot past a delta
+// file, the delta files or an older snapshot past a snapshot.
 Status Follower::Impl::CatchUp() {
   looked = std::chrono::steady_clock::now();
-  Passed passed;
+  SkippedSources skipped;
   Status status = Status::Ok();
+  CatchUpPath first;
   for (size_t tried = 0; tried < kWaysTried; ++tried) {
-    Way way;
-    const Status found = FindWay(passed, &way);
-    const bool is_way = found.ok() && (way.snapshot.number > 0 || !way.chain.empty());
+    CatchUpPath path;
+    const Status found = FindPath(skipped, &path);
+    const bool is_way = found.ok() && (path.snapshot.number > 0 || !path.chain.empty());
     if (!is_way) {
       if (tried == 0) status = found;
       break;
     }
-    status = TakeWay(way, &passed);
+    if (tried == 0) {
+      if (IsPutOff(path) && failure) return failure->status;
+      first = path;
+    }
+    status = TakePath(path, &skipped);
+    if (Stopping()) return Status::Ok();
     if (status.code() == Code::kCorrupt) ++stats.corrupt;
     // kRejected: a snapshot of another schema is behind the last version of ours.
     if (status.code() != Code::kCorrupt && status.code() != Code::kNotFound &&
@@ -576,7 +613,37 @@ Status Follower::Impl::CatchUp() {
     }
   }
   if (status.code() == Code::kResourceExhausted) ++stats.refused;
+  if (status.ok()) {
+    failure.reset();
+  } else if (first.snapshot.number > 0 || !first.chain.empty()) {
+    PutOff(first, status);
+  }
   return status;
+}
+
+// Files that failed would fail again, and reading them costs as much as it did.
+bool Follower::Impl::IsPutOff(const CatchUpPath& path) {
+  if (!failure) return false;
+  const VersionId end = path.chain.empty() ? VersionId() : path.chain.back().id;
+  if (failure->snapshot != path.snapshot || failure->end != end) {
+    failure.reset();
+    return false;
+  }
+  if (std::chrono::steady_clock::now() >= failure->again) return false;
+  if (failure->status.code() == Code::kResourceExhausted && sink->MayFit()) return false;
+  ++stats.backed_off;
+  return true;
+}
+
+void Follower::Impl::PutOff(const CatchUpPath& path, const Status& status) {
+  const milliseconds before = failure ? failure->back_off : milliseconds(0);
+  const milliseconds longest =
+      std::max(options.retry_every, path.snapshot.number > 0
+                                        ? options.longest_back_off
+                                        : std::min(kLongestSmall, options.longest_back_off));
+  const milliseconds back_off = std::clamp(2 * before, options.retry_every, longest);
+  failure = Failure{path.snapshot, path.chain.empty() ? VersionId() : path.chain.back().id, status,
+                    back_off, std::chrono::steady_clock::now() + back_off};
 }
 
 // --- the object ----------------------------------------------------------------------------------
@@ -593,7 +660,9 @@ Result<std::unique_ptr<Follower>> Follower::Start(const FollowerOptions& options
     impl->address = std::move(*address);
   }
   std::unique_ptr<Follower> follower(new Follower(std::move(impl)));
-  follower->impl_->thread = std::thread([impl = follower->impl_.get()] { impl->Run(); });
+  follower->impl_->task = std::make_unique<BackgroundTask>(
+      TaskOptions{.name = "follower", .board = options.tasks, .own_pace = true},
+      [impl = follower->impl_.get()](const std::stop_token&) { return impl->Round(); });
   return follower;
 }
 
@@ -601,7 +670,7 @@ Follower::Follower(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Follower::~Follower() {
   impl_->stop.request_stop();
-  if (impl_->thread.joinable()) impl_->thread.join();
+  impl_->task.reset();
 }
 
 const FollowerStats& Follower::stats() const { return impl_->stats; }

@@ -3,11 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <new>
 
+#include "base/background_task.h"
+#include "base/task_faults.h"
 #include "bus/fake_redis.h"
 #include "bus/promotion.h"
 #include "bus/test_publication.h"
@@ -41,7 +45,17 @@ class FakeSink : public VersionSink {
     const std::lock_guard lock(mutex_);
     while (!log_.empty() && log_.back().starts_with("stage")) log_.pop_back();
   }
-  Status Load(const std::string& snapshot) override {
+  Status Load(const std::string& snapshot, const std::stop_token& stop) override {
+    {
+      std::unique_lock lock(mutex_);
+      ++loads_;
+      reached_.notify_all();
+      if (lacks_) return {Code::kResourceExhausted, "no room for a snapshot"};
+      if (slow_) {  // as one that takes a minute to read
+        while (!stop.stop_requested()) reached_.wait_for(lock, std::chrono::milliseconds(1));
+        return {Code::kUnavailable, "the node is ending"};
+      }
+    }
     const std::string name = std::filesystem::path(snapshot).filename().string();
     return Reach({std::stoull(name.substr(0, 12)), std::stoull(name.substr(13))}, "load " + name);
   }
@@ -57,6 +71,23 @@ class FakeSink : public VersionSink {
   Log log() const {
     const std::lock_guard lock(mutex_);
     return log_;
+  }
+  bool MayFit() const override {
+    const std::lock_guard lock(mutex_);
+    return may_fit_;
+  }
+  size_t loads() const {
+    const std::lock_guard lock(mutex_);
+    return loads_;
+  }
+  void set_lacks(bool lacks, bool may_fit) {
+    const std::lock_guard lock(mutex_);
+    lacks_ = lacks;
+    may_fit_ = may_fit;
+  }
+  void set_slow() {
+    const std::lock_guard lock(mutex_);
+    slow_ = true;
   }
   void set_full(bool full) {
     const std::lock_guard lock(mutex_);
@@ -77,6 +108,10 @@ class FakeSink : public VersionSink {
   VersionId newest_;
   Log log_;
   bool full_ = false;
+  bool lacks_ = false;
+  bool may_fit_ = false;
+  bool slow_ = false;
+  size_t loads_ = 0;
 };
 
 std::string Commit(VersionId id) { return "commit " + FolderName(id); }
@@ -86,9 +121,15 @@ class FollowerTest : public ::testing::Test {
   void Start(VersionId newest, const std::string& bus = "",
              std::chrono::milliseconds look_every = std::chrono::hours(1)) {
     sink_ = std::make_unique<FakeSink>(newest);
-    auto follower = Follower::Start(
-        {bus, publication_.path(), "news", "n", std::chrono::milliseconds(20), look_every},
-        sink_.get());
+    StartOn(bus, look_every);
+  }
+  // With the sink that is there.
+  void StartOn(const std::string& bus = "",
+               std::chrono::milliseconds look_every = std::chrono::hours(1)) {
+    FollowerOptions options{bus, publication_.path(),           "news",
+                            "n", std::chrono::milliseconds(20), look_every};
+    options.tasks = &board_;
+    auto follower = Follower::Start(options, sink_.get());
     ASSERT_TRUE(follower.ok()) << follower.status().ToString();
     follower_ = std::move(*follower);
   }
@@ -114,6 +155,7 @@ class FollowerTest : public ::testing::Test {
   }
 
   TestPublication publication_;
+  TaskBoard board_;
   std::unique_ptr<FakeSink> sink_;
   std::unique_ptr<Follower> follower_;  // ends before what it feeds
 };
@@ -277,6 +319,58 @@ TEST_F(FollowerTest, AVersionThatFindsNoRoomIsCountedAndTriedAgain) {
   EXPECT_EQ(sink_->newest(), VersionId({1, 1}));
   sink_->set_full(false);
   ASSERT_TRUE(sink_->WaitFor({2, 1}));
+}
+
+// A snapshot that does not fit is read once, and then again after ever longer times, until there is
+// more room or another one.
+TEST_F(FollowerTest, ASnapshotThatDoesNotFitIsNotReadOverAndOver) {
+  publication_.WriteSnapshot({5, 1});
+  sink_ = std::make_unique<FakeSink>(VersionId{1, 1});
+  sink_->set_lacks(true, false);
+  StartOn();
+  ASSERT_TRUE(Eventually([&] { return stats().backed_off >= 20; }));
+  EXPECT_LE(sink_->loads(), 8U);  // 20 ms, 40 ms, ...; looks are 20 ms apart
+  EXPECT_NE(follower_->last_error().find("no room for a snapshot"), std::string::npos);
+  sink_->set_lacks(false, true);
+  ASSERT_TRUE(sink_->WaitFor({5, 1}));
+  sink_->set_lacks(true, false);
+  publication_.WriteSnapshot({7, 1});
+  const size_t loads = sink_->loads();
+  ASSERT_TRUE(Eventually([&] { return sink_->loads() > loads; }));
+  sink_->set_lacks(false, false);
+  publication_.WriteSnapshot({9, 1});  // another one waits for nothing
+  ASSERT_TRUE(sink_->WaitFor({9, 1}));
+}
+
+TEST_F(FollowerTest, ACatchUpEndsWhenTheNodeDoes) {
+  publication_.WriteSnapshot({5, 1});
+  sink_ = std::make_unique<FakeSink>(VersionId{1, 1});
+  sink_->set_slow();
+  StartOn();
+  ASSERT_TRUE(Eventually([&] { return sink_->loads() == 1; }));
+  const auto begun = std::chrono::steady_clock::now();
+  follower_.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(2));
+}
+
+// Whatever a round throws, versions go on once it is over.
+TEST_F(FollowerTest, AnExceptionIsReportedAndTheFollowerGoesOn) {
+  sink_ = std::make_unique<FakeSink>(VersionId{1, 1});
+  static std::atomic<bool> fails{true};
+  SetFaultHook([](const char* task, FaultPoint point) {
+    if (fails && point == FaultPoint::kRound && std::string(task) == "follower") {
+      throw std::bad_alloc();
+    }
+  });
+  StartOn();
+  const auto health = [&] { return board_.Tasks().at(0); };
+  ASSERT_TRUE(Eventually([&] { return health().failures >= 2; }));
+  EXPECT_EQ(health().last_error, "out of memory");
+  WriteChain(2, 3);
+  fails = false;
+  ASSERT_TRUE(sink_->WaitFor({3, 1}));
+  ASSERT_TRUE(Eventually([&] { return !health().failing; }));
+  SetFaultHook(nullptr);
 }
 
 TEST_F(FollowerTest, ABadUrlIsRefused) {
@@ -479,6 +573,25 @@ TEST_F(FollowerBusTest, OfAVersionThatFailsHalfwayNothingIsStaged) {
   Send(version);
   ASSERT_TRUE(sink_->WaitFor({2, 1}));
   EXPECT_EQ(sink_->log(), Whole({2}));
+}
+
+// Before, the pause of an earlier shortage held up the first attempt of the next one: up to 5 s.
+TEST_F(FollowerBusTest, AShortageOfRoomThatIsOverDoesNotSlowTheNextOne) {
+  Start({1, 1}, redis_.url());
+  sink_->set_full(true);
+  Send(Write(2));
+  ASSERT_TRUE(Eventually([&] { return stats().refused >= 6; }));  // 20 ms, 40 ms, ... apart
+  sink_->set_full(false);
+  ASSERT_TRUE(sink_->WaitFor({2, 1}));
+  sink_->set_full(true);
+  const uint64_t before = stats().refused;
+  Send(Write(3));
+  ASSERT_TRUE(Eventually([&] { return stats().refused > before; }));
+  const auto begun = std::chrono::steady_clock::now();
+  ASSERT_TRUE(Eventually([&] { return stats().refused >= before + 3; }));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(1));  // 60 ms, not 4 s
+  sink_->set_full(false);
+  ASSERT_TRUE(sink_->WaitFor({3, 1}));
 }
 
 TEST_F(FollowerBusTest, RedisIsToldWhatIsApplied) {

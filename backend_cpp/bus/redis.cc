@@ -204,7 +204,7 @@ Result<RedisAddress> ParseRedisUrl(const std::string& url) {
   if (ParseTcp(url, &address)) return address;
   if (url.starts_with(kUnix) && url.size() > kUnix.size()) {
     RedisAddress socket;
-    socket.path = url.substr(kUnix.size());
+    socket.path = Unescaped(url.substr(kUnix.size()));
     return socket;
   }
   return Status(Code::kInvalidArgument,

@@ -40,6 +40,9 @@ TEST(RedisUrlTest, UserAndPasswordMayBePercentEncoded) {
   ASSERT_TRUE(parsed.ok());
   EXPECT_EQ(parsed.value().user, "me");
   EXPECT_EQ(parsed.value().password, "p@/s:s%%");
+  auto socket = ParseRedisUrl("unix:///run/a%20b%3fc/redis.sock");
+  ASSERT_TRUE(socket.ok());
+  EXPECT_EQ(socket->path, "/run/a b?c/redis.sock");
 }
 
 TEST(RedisUrlTest, FilesAreNamedInTheQuery) {

@@ -34,6 +34,14 @@ uint32_t HotKeysOf(uint32_t wanted) { return wanted == 0 ? 100 : std::min(wanted
 
 }  // namespace
 
+void Fleet::FillTask(const TaskHealth& task, v1::TaskHealth* out) {
+  out->set_name(task.name);
+  out->set_state(task.no_thread ? "no thread" : task.failing ? "failing" : "running");
+  out->set_failures(task.failures + task.failed_starts);
+  out->set_error(task.last_error);
+  out->set_since_ms(task.failing_since_ms);
+}
+
 uint64_t Fleet::StalenessMs(const VersionInfo& version) {
   return version.committed_ms == 0 ? 0 : MsSince(version.committed_ms);
 }
@@ -151,7 +159,7 @@ Status Fleet::Answer(const v1::LookupPart& part, uint32_t table, AnswerView* at,
 
 Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* response) {
   if (!request.asker().empty() && request.asker_versions().has_newest()) {
-    peers_->HearClaim(request.asker(), request.asker_versions());
+    peers_->OnVersionHint(request.asker(), request.asker_versions());
   }
   const auto plan = routing();
   response->set_plan_epoch(plan == nullptr ? 0 : plan->epoch);
@@ -311,12 +319,11 @@ Status Fleet::GetStatus(v1::NodeServiceGetStatusResponse* response) {
   const auto plan = routing();
   response->set_plan_epoch(plan == nullptr ? 0 : plan->epoch);
   if (response->versions().has_newest()) {
-    const auto info = InfoOf(response->versions().newest().number());
-    *response->mutable_newest_pinned() = response->versions().newest();
-    if (info != nullptr) {
-      response->set_staleness_ms(StalenessMs(*info));
-      response->set_watermark_ms(info->watermark_ms);
-    }
+    const auto info = node_->served();
+    response->mutable_newest_pinned()->set_number(info->number);
+    response->mutable_newest_pinned()->set_lineage(info->lineage);
+    response->set_staleness_ms(StalenessMs(*info));
+    response->set_watermark_ms(info->watermark_ms);
   }
   EMBERTIDE_RETURN_IF_ERROR(FillUsage(response));
   auto& counters = *response->mutable_counters();
@@ -335,6 +342,8 @@ Status Fleet::GetStatus(v1::NodeServiceGetStatusResponse* response) {
   counters["bad_blocks"] = rows.ssd.bad_blocks;
   counters["mended_rows"] = rows.ssd.mended_rows;
   counters["failed_mends"] = node_->failed_mends();
+  node_->task_board().StartMissing();
+  for (const TaskHealth& task : node_->tasks()) FillTask(task, response->add_tasks());
   return Status::Ok();
 }
 

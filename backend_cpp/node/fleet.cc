@@ -6,10 +6,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <system_error>
+#include <exception>
+#include <optional>
 #include <thread>
 
+#include "access/address.h"
 #include "base/file.h"
+#include "base/task_faults.h"
+#include "base/thread_room.h"
 #include "bus/chain.h"
 #include "node/latency_meter.h"
 #include "node/load_meter.h"
@@ -34,12 +38,22 @@ constexpr size_t kMaxPlanBytes = 256 << 20;
 // They get the core at once; on a machine without room it still comes to its end, which versions
 // wait for.
 constexpr int kNicer = 10;
+constexpr int kMostFailing = 16;  // tasks that a beat names
+const char* const kAdding = "adding-buckets";
+// Between attempts to write the plan's file.
+constexpr milliseconds kSaveAgain{1000};
+// Threads that gRPC starts by itself: of completion queues and of its pool, as many as it takes for
+// so many cores, and for timers, names and connections.
+constexpr size_t kGrpcThreads = 6;
+constexpr size_t kGrpcPools = 2;
+constexpr milliseconds kSaveAgainMost{5000};
 
 // Whether nobody but this machine reaches an address, host:port.
 bool IsOfThisMachine(const std::string& address) {
-  const std::string host = address.substr(0, address.rfind(':'));
+  const std::optional<Address> split = SplitAddress(address);
+  const std::string host = split ? split->host : address;
   in_addr number{};
-  return host == "localhost" || host == "[::1]" ||
+  return host == "localhost" || host == "::1" ||
          (::inet_pton(AF_INET, host.c_str(), &number) == 1 && ntohl(number.s_addr) >> 24 == 127);
 }
 
@@ -52,21 +66,33 @@ bool AreOfThisMachine(const std::string& addresses) {
   return true;
 }
 
-// Runs it in a thread that others go before, and waits for it; here, if there is no room for one.
+// Runs `work` on a thread of low priority and waits for it; on this thread if none can be started.
+// Rethrows what `work` throws.
 template <typename Work>
-void WithLowPriority(const Work& work) {
+void WithLowPriority(TaskReport* report, const Work& work) {
+  std::exception_ptr failure;
   std::thread thread;
   try {
-    thread = std::thread([&work] {
+    FaultAt(kAdding, FaultPoint::kStart);
+    thread = std::thread([&work, &failure] {
       const auto self = static_cast<id_t>(::gettid());
       ::setpriority(PRIO_PROCESS, self, ::getpriority(PRIO_PROCESS, self) + kNicer);
-      work();
+      try {
+        FaultAt(kAdding, FaultPoint::kRound);
+        work();
+      } catch (...) {
+        failure = std::current_exception();
+      }
     });
-  } catch (const std::system_error&) {
+  } catch (const std::exception& error) {
+    report->NotStarted(error.what(), false);
     work();
     return;
   }
   thread.join();
+  if (failure == nullptr) return report->Good();
+  report->Failed("buckets could not be added; the task follower says why");
+  std::rethrow_exception(failure);
 }
 
 }  // namespace
@@ -85,6 +111,10 @@ Result<std::unique_ptr<Fleet>> Fleet::Join(Node* node) {
 
 Status Fleet::Start() {
   const NodeOptions& options = node_->options_;
+  // gRPC goes on without a thread that it cannot start, and never tries again: such a node would
+  // answer nobody, and not end either.
+  const size_t cores = std::clamp<size_t>(std::thread::hardware_concurrency(), 2, 16);
+  EMBERTIDE_RETURN_IF_ERROR(CheckThreadRoom(kGrpcThreads + kGrpcPools * cores, "gRPC"));
   if (options.publication.empty()) {
     return {Code::kInvalidArgument,
             "a node with `state` needs `publication`: buckets that come to "
@@ -96,8 +126,8 @@ Status Fleet::Start() {
   Result<RedisAddress> state = ParseRedisUrl(options.state);
   if (!state.ok()) return state.status();
   state_ = std::move(*state);
-  const size_t colon = options.peer_address.rfind(':');
-  if (colon == std::string::npos || colon == 0) {
+  const std::optional<Address> peer = SplitAddress(options.peer_address);
+  if (!peer || peer->host.empty()) {
     return {Code::kInvalidArgument,
             "peer_address \"" + options.peer_address + "\": give host:port, as peers reach it"};
   }
@@ -124,6 +154,7 @@ Status Fleet::Start() {
   pool.name = options.name;
   pool.tokens = tokens.value();
   pool.credentials = credentials.value();
+  pool.tasks = &node_->task_board();
   peers_ = std::make_unique<PeerPool>(
       std::move(pool), [this] { return Range(); },
       [this] {
@@ -132,6 +163,7 @@ Status Fleet::Start() {
       });
   HotRows::Options hot;
   hot.bytes = options.hot_rows_bytes;
+  hot.tasks = &node_->task_board();
   hot.routing = [this] { return routing(); };
   // With a guard, ordinary requests see no version before it is promoted.
   hot.served = [this]() -> HotRows::Version {
@@ -149,13 +181,16 @@ Status Fleet::Start() {
   answering.tokens = tokens.value();
   answering.credentials = credentials.value();
   answering.model = node_->manifest_.model;
+  answering.tasks = &node_->task_board();
+  answering.waits = options.ssd_budget_bytes > 0;
   Result<std::unique_ptr<NodeServer>> server = NodeServer::Start(answering, this);
   if (!server.ok()) return server.status();
   server_ = std::move(*server);
   server_->SetServing(false);
-  address_ = options.peer_listen.empty()
-                 ? options.peer_address.substr(0, colon + 1) + std::to_string(server_->port())
-                 : options.peer_address;
+  const std::string before_port =
+      options.peer_address.substr(0, options.peer_address.size() - peer->port.size());
+  address_ = options.peer_listen.empty() ? before_port + std::to_string(server_->port())
+                                         : options.peer_address;
   started_ = true;
 
   if (!options.control.empty()) {
@@ -183,10 +218,13 @@ Status Fleet::Start() {
     link.address = options.control;
     link.tokens = tokens.value();
     link.credentials = credentials.value();
+    link.tasks = &node_->task_board();
     control_ = std::make_unique<ControlLink>(std::move(link), std::move(registration),
                                              [this](v1::HeartbeatRequest* beat) { Beat(beat); });
   }
-  keeper_ = std::thread([this] { Keep(); });
+  keeper_ = std::make_unique<BackgroundTask>(
+      TaskOptions{.name = "plan-keeper", .board = &node_->task_board(), .own_pace = true},
+      [this](const std::stop_token& stop) { return Keep(stop); });
   return AwaitPlan();
 }
 
@@ -194,7 +232,9 @@ Status Fleet::Start() {
 Status Fleet::AwaitPlan() {
   const auto deadline = std::chrono::steady_clock::now() + node_->options_.plan_wait;
   while (std::chrono::steady_clock::now() < deadline) {
+    if (node_->options_.stop.stop_requested()) return {Code::kUnavailable, "the node is ending"};
     std::string error;
+    node_->task_board().StartMissing();
     {
       MutexLock lock(mutex_);
       if (routing_ != nullptr) return Status::Ok();
@@ -219,8 +259,8 @@ Status Fleet::AwaitPlan() {
 
 void Fleet::Serve() {
   const auto until = std::chrono::steady_clock::now() + kPeersFollow;
-  while (!peers_->HaveReached(node_->store_->Stats().oldest_version) &&
-         std::chrono::steady_clock::now() < until) {
+  while (!peers_->HaveReached(node_->store_->window().oldest) &&
+         std::chrono::steady_clock::now() < until && !node_->options_.stop.stop_requested()) {
     std::this_thread::sleep_for(milliseconds(5));
   }
   {
@@ -251,7 +291,7 @@ Fleet::~Fleet() {
     stop_ = true;
   }
   wake_.notify_all();
-  if (keeper_.joinable()) keeper_.join();
+  keeper_.reset();
   control_.reset();
   server_.reset();
   if (peers_ != nullptr) peers_->TellNews(nullptr);
@@ -261,19 +301,37 @@ Fleet::~Fleet() {
 
 // --- the plan ------------------------------------------------------------------------------------
 
-void Fleet::Keep() {
-  while (true) {
-    const Status status = LookAtPlan();
-    if (!status.ok() && status.code() == Code::kDeviceError) redis_.reset();
-    MutexLock lock(mutex_);
-    error_ = status.ok() ? "" : status.ToString();
-    ++looks_;
-    looks_wanted_ = std::max(looks_wanted_, looks_);
-    wake_.notify_all();
-    wake_.wait_for(lock, kLookAtEpoch,
-                   [this]() EMBERTIDE_REQUIRES(mutex_) { return stop_ || looks_wanted_ > looks_; });
-    if (stop_) return;
+Status Fleet::Keep(const std::stop_token& stop) {
+  Status status = LookAtPlan();
+  if (status.code() == Code::kDeviceError) redis_.reset();
+  if (status.ok()) status = SavePlan();
+  MutexLock lock(mutex_);
+  error_ = status.ok() ? "" : status.ToString();
+  ++looks_;
+  looks_wanted_ = std::max(looks_wanted_, looks_);
+  wake_.notify_all();
+  wake_.wait_for(lock, stop, kLookAtEpoch,
+                 [this]() EMBERTIDE_REQUIRES(mutex_) { return looks_wanted_ > looks_; });
+  return status;
+}
+
+// A full plan folder must not drop a healthy Redis connection: the node follows a plan that it
+// cannot write, and writes it later.
+Status Fleet::SavePlan() {
+  if (unsaved_plan_.empty()) return Status::Ok();
+  if (std::chrono::steady_clock::now() < save_again_) return saved_;
+  Status written = WriteFileAtomically(plan_file_, std::as_bytes(std::span(unsaved_plan_)));
+  saved_ = written;
+  if (written.ok()) {
+    unsaved_plan_.clear();
+    save_back_off_ = milliseconds(0);
+    return written;
   }
+  saved_ = {written.code(), "the plan cannot be kept, and is used all the same: " +
+                                written.message() + "; give plan_file a folder with room"};
+  save_back_off_ = std::clamp(2 * save_back_off_, kSaveAgain, kSaveAgainMost);
+  save_again_ = std::chrono::steady_clock::now() + save_back_off_;
+  return saved_;
 }
 
 Status Fleet::LookAtPlan() {
@@ -286,10 +344,11 @@ Status Fleet::LookAtPlan() {
   const auto plan = reader_.Read(redis_.get(), have == nullptr ? 0 : have->epoch);
   if (!plan.ok()) return plan.status();
   if (!plan.value()) return Status::Ok();
-  EMBERTIDE_RETURN_IF_ERROR(Adopt(*plan.value()));
+  EMBERTIDE_RETURN_IF_ERROR(ApplyPlan(*plan.value()));
   if (plan_file_.empty()) return Status::Ok();
-  const std::string bytes = plan.value()->SerializeAsString();
-  return WriteFileAtomically(plan_file_, std::as_bytes(std::span(bytes)));
+  unsaved_plan_ = plan.value()->SerializeAsString();
+  save_again_ = {};
+  return Status::Ok();
 }
 
 Status Fleet::AdoptFile() {
@@ -297,10 +356,10 @@ Status Fleet::AdoptFile() {
   if (!kept.ok()) return kept.status();
   v1::Plan plan;
   if (!plan.ParseFromString(kept.value())) return {Code::kCorrupt, plan_file_ + " is no Plan"};
-  return Adopt(plan);
+  return ApplyPlan(plan);
 }
 
-Status Fleet::Adopt(const v1::Plan& plan) {
+Status Fleet::ApplyPlan(const v1::Plan& plan) {
   Result<std::shared_ptr<const Routing>> made =
       MakeRouting(plan, node_->manifest_, node_->options_.name);
   if (!made.ok()) {
@@ -352,13 +411,13 @@ std::string Fleet::error() const {
 v1::VersionRange Fleet::Range() const {
   v1::VersionRange range;
   if (!serving_) return range;
-  const StoreStats stats = node_->store_->Stats();
-  const auto newest = InfoOf(stats.newest_version);
+  const Store::Window window = node_->store_->window();
+  const auto newest = InfoOf(window.newest);
   if (newest == nullptr) return range;
-  const auto oldest = InfoOf(stats.oldest_version);
+  const auto oldest = InfoOf(window.oldest);
   range.mutable_newest()->set_number(newest->number);
   range.mutable_newest()->set_lineage(newest->lineage);
-  range.mutable_oldest()->set_number(stats.oldest_version);
+  range.mutable_oldest()->set_number(window.oldest);
   range.mutable_oldest()->set_lineage(oldest == nullptr ? 0 : oldest->lineage);
   return range;
 }
@@ -379,7 +438,7 @@ uint64_t Fleet::PinnableVersion(uint64_t newest) const {
   };
   const auto last = known->find(newest);
   if (last == known->end() || holders_of(*last->second) == peers.size()) return newest;
-  const uint64_t oldest = node_->store_->Stats().oldest_version;
+  const uint64_t oldest = node_->store_->window().oldest;
   const uint64_t floor = std::min(floor_.load(), newest);
   uint64_t best = newest;
   size_t most = 0;
@@ -485,7 +544,7 @@ bool Fleet::AlignBuckets() {
     if (missing.size() > pace_.buckets()) missing.resize(pace_.buckets());
     const uint64_t before = added_;
     uint64_t bytes = 0;
-    WithLowPriority([&] { bytes = Add(missing); });
+    WithLowPriority(node_->task_board().Of(kAdding), [&] { bytes = Add(missing); });
     const auto now = std::chrono::steady_clock::now();
     pace_.Note(added_ - before, bytes, now - begun, now);
     missing = Missing(*plan);
@@ -553,7 +612,7 @@ uint64_t Fleet::Add(const std::vector<Change>& changes) {
   std::vector<BucketId> wanted;
   wanted.reserve(by_id.size());
   for (const auto& [id, change] : by_id) wanted.push_back(id);
-  const auto info = InfoOf(node_->store_->Stats().newest_version);
+  const auto info = InfoOf(node_->store_->window().newest);
   const VersionId at{info->number, info->lineage};
   const auto rows =
       ReadBucketsAt(node_->options_.publication, at, node_->manifest_, wanted, &snapshot_manifest_);
@@ -601,14 +660,16 @@ void Fleet::Beat(v1::HeartbeatRequest* beat) {
   *beat->mutable_versions() = Range();
   const auto plan = routing();
   beat->set_plan_epoch(plan == nullptr ? 0 : plan->epoch);
-  const auto newest = InfoOf(node_->store_->Stats().newest_version);
-  if (newest != nullptr) beat->set_staleness_ms(StalenessMs(*newest));
+  if (node_->versions() != nullptr) beat->set_staleness_ms(StalenessMs(*node_->served()));
   if (serving_) {
     beat->set_held_epoch(held_epoch_);
     beat->set_held_since(held_since_);
   }
   beat->set_buckets_left(left_);
   beat->set_full(full_);
+  for (const TaskHealth& task : node_->tasks()) {
+    if (task.failing && beat->failing_size() < kMostFailing) FillTask(task, beat->add_failing());
+  }
   beat->set_p99_us(node_->latency_->P99Us());
 }
 

@@ -15,9 +15,9 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "base/background_task.h"
 #include "base/mutex.h"
 #include "bus/chain.h"
 #include "bus/redis.h"
@@ -94,9 +94,10 @@ class Fleet : public NodeHandler {
 
   explicit Fleet(Node* node);
   Status Start();
-  void Keep();
+  Status Keep(const std::stop_token& stop);
+  Status SavePlan();
   Status LookAtPlan();
-  Status Adopt(const v1::Plan& plan);
+  Status ApplyPlan(const v1::Plan& plan);
   Status AdoptFile();
   Status AwaitPlan();
   v1::Node Self() const;
@@ -121,6 +122,7 @@ class Fleet : public NodeHandler {
   Status Answer(const v1::LookupPart& part, uint32_t table, AnswerView* at,
                 v1::LookupResult* result);
   Result<ReadView> PinNamed(const v1::Version& version) const;
+  static void FillTask(const TaskHealth& task, v1::TaskHealth* out);
   Status FillUsage(v1::NodeServiceGetStatusResponse* response) const;
   void FillTraffic(v1::NodeServiceGetLoadResponse* response) const;
   // Miss curves, made anew if they are old, and room for rows.
@@ -138,7 +140,11 @@ class Fleet : public NodeHandler {
   RedisAddress state_;
   std::unique_ptr<RedisConnection> redis_;  // the keeper's
   PlanReader reader_;                       // the same
-  std::string address_;                     // where peers reach this node
+  std::string unsaved_plan_;                // the same: for plan_file_, which could not be written
+  Status saved_ = Status::Ok();             // why not
+  std::chrono::milliseconds save_back_off_{0};
+  std::chrono::steady_clock::time_point save_again_;
+  std::string address_;  // where peers reach this node
   mutable RemoteStats remote_stats_;
 
   mutable Mutex mutex_;
@@ -185,7 +191,7 @@ class Fleet : public NodeHandler {
   std::unique_ptr<HotRows> hot_;
   std::unique_ptr<NodeServer> server_;
   std::unique_ptr<ControlLink> control_;
-  std::thread keeper_;
+  std::unique_ptr<BackgroundTask> keeper_;
 };
 
 }  // namespace embertide

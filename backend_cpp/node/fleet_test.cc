@@ -1,9 +1,15 @@
 // Nodes that share a model: what they tell the control plane, and what they ask each other.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
+#include <fstream>
 #include <numeric>
+#include <stdexcept>
+#include <stop_token>
+#include <system_error>
 
+#include "base/task_faults.h"
 #include "node/test_fleet.h"
 
 namespace embertide {
@@ -345,6 +351,30 @@ TEST(FleetNodeTest, WhatLeavesIsAskedOfItsOwners) {
   EXPECT_EQ(source_under(4, {{1}, {}, {0}}), Sources({Source::kRemote}));
   EXPECT_EQ(fleet.node(0).fleet_stats().buckets_held, 2U) << "it is held for those who still ask";
   EXPECT_EQ(source_under(5, {{1}, {}, {}}), Sources({Source::kRemote}));
+}
+
+// A target that was killed and has not loaded what it took over, or is away: its source has it.
+TEST(FleetNodeTest, WhereNoOwnerHasABucketTheNodeThatItLeavesIsAsked) {
+  TestFleet fleet(3);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  fleet.Write(fleet.MakePlan(1));
+  fleet.StartAll();
+  fleet.Write(fleet.MakePlan(2, {{1, {{2}, {}, {1}}}}));
+  for (uint32_t n = 0; n < 3; ++n) {
+    ASSERT_TRUE(Await([&] { return fleet.node(n).plan_epoch() == 2; }));
+  }
+  fleet.Stop(2);
+  const uint64_t key = fleet.KeyOf(1);
+  v1::ReadResponse response;
+  for (int i = 0; i < 3; ++i) {
+    const grpc::Status status = fleet.Read(0, {key}, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(ValuesOf(response), std::vector<float>({1 + static_cast<float>(key)}));
+  }
+  EXPECT_EQ(fleet.node(0).fleet_stats().degraded_keys[0], 0U);
+  fleet.Write(fleet.MakePlan(3, {{1, {{2}, {}, {}}}}));
+  ASSERT_TRUE(Await([&] { return fleet.node(0).plan_epoch() == 3; }));
+  EXPECT_EQ(fleet.Read(0, {key}, &response).error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
 // No thread waits for versions that may never come.
@@ -825,6 +855,114 @@ TEST(FleetNodeTest, ASealIsBroughtInLineWithThePlan) {
   EXPECT_TRUE(store.CheckIntegrity().ok());
   fleet.Stop(1);
   std::filesystem::remove_all(directory);
+}
+
+// --- tasks ---------------------------------------------------------------------------------------
+
+v1::TaskHealth TaskOf(const TestFleet& fleet, uint32_t n, const std::string& name) {
+  const v1::NodeServiceGetStatusResponse status = fleet.Status(n);
+  for (const v1::TaskHealth& task : status.tasks()) {
+    if (task.name() == name) return task;
+  }
+  return {};
+}
+
+std::atomic<const char*> faulty_task{nullptr};
+void FailTask(const char* task, FaultPoint point) {
+  const char* const faulty = faulty_task;
+  if (faulty == nullptr || point != FaultPoint::kRound || std::string(task) != faulty) return;
+  throw std::runtime_error("a fault on purpose");
+}
+
+// Each in turn: the node answers on, its status says what fails, and it heals.
+TEST(FleetNodeTest, AnyTaskMayThrowAndTheNodeGoesOn) {
+  TestFleet fleet(2);
+  TestControl control;
+  fleet.hot_rows_bytes = 1 << 20;
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  fleet.Write(fleet.MakePlan(1));
+  NodeOptions options = fleet.Options(0);
+  options.control = control.address();
+  fleet.Start(0, options);
+  fleet.Start(1, fleet.Options(1));
+  SetFaultHook(FailTask);
+  v1::ReadResponse response;
+  for (const char* task :
+       {"follower", "plan-keeper", "hot-rows", "upkeep", "readiness", "control-link"}) {
+    faulty_task = task;
+    EXPECT_TRUE(Await([&] { return TaskOf(fleet, 0, task).failures() >= 2; })) << task;
+    EXPECT_EQ(TaskOf(fleet, 0, task).state(), "failing") << task;
+    EXPECT_EQ(TaskOf(fleet, 0, task).error(), "a fault on purpose") << task;
+    EXPECT_TRUE(Await([&] {
+      return fleet.Read(0, {fleet.KeyOf(0), fleet.KeyOf(1)}, &response).ok();
+    })) << task;
+    faulty_task = nullptr;
+    EXPECT_TRUE(Await([&] { return TaskOf(fleet, 0, task).state() == "running"; })) << task;
+  }
+  // Without beats its peers seem dead to it, for as long.
+  faulty_task = "peers";
+  EXPECT_TRUE(Await([&] { return TaskOf(fleet, 0, "peers").failures() >= 2; }));
+  faulty_task = nullptr;
+  EXPECT_TRUE(Await([&] { return fleet.Read(0, {fleet.KeyOf(1)}, &response).ok(); }));
+  EXPECT_TRUE(Await([&] { return TaskOf(fleet, 0, "peers").state() == "running"; }));
+  SetFaultHook(nullptr);
+}
+
+// gRPC goes on without a thread that it cannot start, and never tries again. Before, such a node
+// was up, answered nobody and did not end.
+TEST(FleetNodeTest, WithoutThreadsForGrpcANodeIsNotOpenedAndSaysWhy) {
+  TestFleet fleet(1);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  fleet.Write(fleet.MakePlan(1));
+  static int left = 3;
+  SetFaultHook([](const char* task, FaultPoint point) {
+    if (point != FaultPoint::kStart || std::string(task) != "gRPC") return;
+    if (left-- == 0) throw std::system_error(EAGAIN, std::generic_category());
+  });
+  const auto refused = Node::Open(fleet.Options(0));
+  SetFaultHook(nullptr);
+  ASSERT_EQ(refused.status().code(), Code::kResourceExhausted);
+  const std::string& said = refused.status().message();
+  EXPECT_NE(said.find("threads, and 3 can be started: "), std::string::npos) << said;
+  EXPECT_NE(said.find("raise the limit of threads"), std::string::npos) << said;
+  fleet.Start(0, fleet.Options(0));
+}
+
+// Before: it dropped the connection to `state`, and the plan was never written.
+TEST(FleetNodeTest, APlanThatCannotBeKeptIsActedByAndKeptLater) {
+  TestFleet fleet(1);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  fleet.Write(fleet.MakePlan(1));
+  NodeOptions options = fleet.Options(0);
+  const std::filesystem::path folder = fleet.model.path() + "-plan";
+  std::filesystem::remove_all(folder);
+  std::ofstream(folder) << "a file where the folder should be";
+  options.plan_file = folder / "plan.bin";
+  fleet.Start(0, options);
+  EXPECT_EQ(fleet.node(0).plan_epoch(), 1U);
+  EXPECT_TRUE(Await([&] { return TaskOf(fleet, 0, "plan-keeper").state() == "failing"; }));
+  EXPECT_NE(TaskOf(fleet, 0, "plan-keeper").error().find(folder), std::string::npos);
+  fleet.Write(fleet.MakePlan(2));
+  EXPECT_TRUE(Await([&] { return fleet.node(0).plan_epoch() == 2; }));
+  std::filesystem::remove(folder);
+  EXPECT_TRUE(Await([&] { return std::filesystem::exists(folder / "plan.bin"); }));
+  EXPECT_TRUE(Await([&] { return TaskOf(fleet, 0, "plan-keeper").state() == "running"; }));
+  fleet.Stop(0);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(FleetNodeTest, ANodeThatWaitsForItsPlanGivesUpWhenItIsToEnd) {
+  TestFleet fleet(1);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  NodeOptions options = fleet.Options(0);
+  std::stop_source stop;
+  options.stop = stop.get_token();
+  options.plan_wait = std::chrono::hours(1);
+  std::thread ends([&] { stop.request_stop(); });
+  const auto begun = std::chrono::steady_clock::now();
+  EXPECT_EQ(Node::Open(options).status().code(), Code::kUnavailable);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(2));
+  ends.join();
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -23,9 +24,12 @@ class NodeFollowingTest : public ::testing::Test {
   void Open(bool guard = false, uint32_t window = 8) {
     NodeOptions options;
     options.plan_wait = plan_wait_;
-    options.log = [this](const std::string& line) { logged_ += line + "\n"; };
+    options.log = [this](const std::string& line) {
+      const std::lock_guard lock(log_mutex_);
+      logged_ += line + "\n";
+    };
     options.publication = model_.path();
-    options.ddr_budget_bytes = 16ULL << 20;
+    options.ddr_budget_bytes = ddr_budget_;
     options.guard = guard;
     options.window_versions = window;
     auto node = Node::Open(options);
@@ -73,6 +77,13 @@ class NodeFollowingTest : public ::testing::Test {
   }
 
   std::chrono::milliseconds plan_wait_ = NodeOptions().plan_wait;
+  uint64_t ddr_budget_ = 16ULL << 20;
+  std::string logged() {
+    const std::lock_guard lock(log_mutex_);
+    return logged_;
+  }
+
+  std::mutex log_mutex_;
   std::string logged_;
   TestModel model_;
   std::unique_ptr<Node> node_;  // ends before what it follows
@@ -257,18 +268,21 @@ TEST_F(NodeFollowingTest, ANodeThatLacksWhatWasThereAtItsStartIsNotReady) {
   }
   plan_wait_ = std::chrono::milliseconds(200);
   Open();
-  EXPECT_NE(logged_.find("it lacks version 2 of lineage 1, which was there at its start"),
+  EXPECT_NE(logged().find("it lacks version 2 of lineage 1, which was there at its start"),
             std::string::npos)
-      << logged_;
+      << logged();
   plan_wait_ = std::chrono::seconds(20);
   std::thread trainer([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     model_.WriteSnapshot({2, 1}, {{1, 2}});
   });
-  logged_.clear();
+  {
+    const std::lock_guard lock(log_mutex_);
+    logged_.clear();
+  }
   Open();
   trainer.join();
-  EXPECT_EQ(logged_, "");
+  EXPECT_EQ(logged().find("begins before"), std::string::npos) << logged();
   EXPECT_EQ(Served({1}), (Rows{{1, 2}}));
 }
 
@@ -299,6 +313,37 @@ TEST_F(NodeFollowingTest, ASnapshotThatDoesNotSayWhenItWasCommittedHasItFromItsD
   Open();
   EXPECT_EQ(node_->newest()->number, 2U);
   EXPECT_EQ(node_->newest()->committed_ms, 7000);
+}
+
+// The manifest lists more rows than fit: the node reads none of its files, and logs that once.
+TEST_F(NodeFollowingTest, ASnapshotThatDoesNotFitIsRefusedByItsManifestWithTheNumbers) {
+  Rows few;
+  for (uint64_t key = 0; key < 100; ++key) few[key] = 1;
+  model_.WriteSnapshot({1, 1}, few);
+  ddr_budget_ = 4ULL << 20;
+  Open();
+  ASSERT_TRUE(WaitFor(1));
+  Rows many;
+  for (uint64_t key = 0; key < 400'000; ++key) many[key] = 2;
+  model_.WriteSnapshot({5, 2}, many);
+  ASSERT_TRUE(Await([&] { return node_->follower_stats()->backed_off >= 3; }));
+  const std::string error = node_->follower_error();
+  EXPECT_NE(error.find("version 5 has 399900 rows more than are held"), std::string::npos) << error;
+  EXPECT_NE(error.find("raise ddr_budget_bytes"), std::string::npos) << error;
+  EXPECT_LE(node_->follower_stats()->refused, 4U);
+  EXPECT_EQ(Served({1}), Rows({{1, 1}}));
+  EXPECT_NE(logged().find("task follower fails"), std::string::npos) << logged();
+}
+
+TEST_F(NodeFollowingTest, WithAGuardTheWatermarkIsThatOfTheAnswers) {
+  model_.WriteSnapshot({1, 1}, {{1, 1}});
+  model_.WritePromotion(1, 1);
+  Open(true);
+  model_.WriteDelta({2, 1}, {1, 1}, {{1, 2}});
+  ASSERT_TRUE(Await([&] { return node_->newest()->number == 2; }));
+  EXPECT_EQ(node_->served()->number, 1U);
+  model_.WritePromotion(2, 2);
+  EXPECT_TRUE(Await([&] { return node_->served()->number == 2; }));
 }
 
 }  // namespace

@@ -57,17 +57,14 @@ HotRows::HotRows(const Manifest& manifest, PeerPool* peers, Options options)
       options_(std::move(options)),
       rated_(steady_clock::now()) {
   MakeSets({});
-  if (options_.bytes > 0) thread_ = std::thread([this] { Run(); });
+  again_ = kIdle;
+  if (options_.bytes == 0) return;
+  task_ =
+      std::make_unique<BackgroundTask>(TaskOptions{.name = "hot-rows", .board = options_.tasks},
+                                       [this](const std::stop_token& stop) { return Round(stop); });
 }
 
-HotRows::~HotRows() {
-  {
-    const MutexLock lock(log_mutex_);
-    stop_ = true;
-  }
-  wake_.notify_all();
-  if (thread_.joinable()) thread_.join();
-}
+HotRows::~HotRows() = default;
 
 // --- what is kept --------------------------------------------------------------------------------
 
@@ -90,7 +87,7 @@ std::shared_ptr<HotRows::Part> HotRows::MakePart(uint64_t bytes, uint32_t slots,
 }
 
 // Limited tables have sets of their own; the others share one for each size of row.
-void HotRows::MakeSets(const std::map<uint32_t, uint32_t>& limits) {
+void HotRows::MakeSets(const std::map<uint32_t, uint32_t>& limits, bool keep) {
   auto made = std::make_shared<Sets>();
   made->by_table_.resize(manifest_.tables.size());
   uint64_t left = options_.bytes - std::min(kMostLogBytes, options_.bytes / 8);
@@ -140,7 +137,7 @@ void HotRows::MakeSets(const std::map<uint32_t, uint32_t>& limits) {
     const MutexLock lock(mutex_);
     sets_.swap(before);
   }
-  if (before != nullptr) TakeOver(*before);
+  if (before != nullptr && keep) TakeOver(*before);
 }
 
 // Rows of sets that have gone, as far as they fit.
@@ -210,7 +207,7 @@ void HotRows::Leave(Part* part, uint32_t slot) {
 
 void HotRows::Note(std::span<const Asked> asked, size_t met) {
   met_.fetch_add(met, std::memory_order_relaxed);
-  if (asked.empty() || !thread_.joinable()) return;
+  if (asked.empty() || task_ == nullptr) return;
   const uint64_t most = std::min(kMostLogBytes, options_.bytes / 8) / 2;  // two logs take turns
   constexpr size_t kEach = sizeof(Asked) + sizeof(size_t);
   bool first = false;
@@ -240,28 +237,31 @@ void HotRows::Wake() {
   wake_.notify_all();
 }
 
-void HotRows::Run() {
-  milliseconds again = kIdle;
-  while (true) {
-    {
-      MutexLock lock(log_mutex_);
-      wake_.wait_for(lock, again, [this]() EMBERTIDE_REQUIRES(log_mutex_) {
-        return stop_ || woken_ || !log_.empty();
-      });
-      // A version cannot wait; reads can.
-      if (!stop_ && !woken_ && !log_.empty()) {
-        wake_.wait_for(lock, kGather,
-                       [this]() EMBERTIDE_REQUIRES(log_mutex_) { return stop_ || woken_; });
-      }
-      if (stop_) return;
-      if (woken_) look_again_ = {};
-      woken_ = false;
-      std::swap(log_, taken_);
+Status HotRows::Round(const std::stop_token& stop) {
+  {
+    MutexLock lock(log_mutex_);
+    wake_.wait_for(lock, stop, again_,
+                   [this]() EMBERTIDE_REQUIRES(log_mutex_) { return woken_ || !log_.empty(); });
+    // A version cannot wait; reads can.
+    if (!stop.stop_requested() && !woken_ && !log_.empty()) {
+      wake_.wait_for(lock, stop, kGather,
+                     [this]() EMBERTIDE_REQUIRES(log_mutex_) { return woken_; });
     }
-    FollowPlan();
-    Replay();
-    again = Refresh();
+    if (stop.stop_requested()) return Status::Ok();
+    if (woken_) look_again_ = {};
+    woken_ = false;
+    std::swap(log_, taken_);
   }
+  if (broken_) {
+    taken_ = {};
+    MakeSets(limits_, /*keep=*/false);
+  }
+  broken_ = true;
+  FollowPlan();
+  Replay();
+  again_ = Refresh();
+  broken_ = false;
+  return Status::Ok();
 }
 
 void HotRows::Replay() {
@@ -383,7 +383,7 @@ milliseconds HotRows::Refresh() {
 
 bool HotRows::Ask(const Routing& routing, Version at, const std::vector<Question>& questions) {
   std::vector<PartCall> calls(questions.size());
-  const auto left = std::make_shared<std::atomic<uint32_t>>(questions.size());
+  std::vector<PeerPool::Ask> asks;
   for (size_t q = 0; q < questions.size(); ++q) {
     const Question& question = questions[q];
     const TableConfig& table = manifest_.tables[question.table];
@@ -400,12 +400,9 @@ bool HotRows::Ask(const Routing& routing, Version at, const std::vector<Question
     calls[q].answer_bytes =
         question.keys.size() *
         (kRecordHeaderBytes + table.layout.PayloadBytes(table.layout.full_mask()));
-    peers_->Lookup(routing.peers[question.peer].name, {&calls[q], 1}, routing.epoch,
-                   steady_clock::now() + kAskFor, [left] {
-                     if (--*left == 0) left->notify_one();
-                   });
+    asks.push_back({routing.peers[question.peer].name, {&calls[q], 1}});
   }
-  for (uint32_t now = *left; now != 0; now = *left) left->wait(now);
+  peers_->LookupAll(asks, routing.epoch, steady_clock::now() + kAskFor);
   bool all = true;
   for (size_t q = 0; q < questions.size(); ++q) {
     const bool gone = calls[q].result.refusal() == v1::LOOKUP_REFUSAL_VERSION_GONE;

@@ -22,9 +22,10 @@
 #include <map>
 #include <memory>
 #include <span>
-#include <thread>
+#include <stop_token>
 #include <vector>
 
+#include "base/background_task.h"
 #include "base/mutex.h"
 #include "embertide/snapshot.h"
 #include "embertide/v1/node.pb.h"
@@ -61,6 +62,7 @@ class HotRows {
     // What it goes by, from its thread.
     std::function<std::shared_ptr<const Routing>()> routing;
     std::function<Version()> served;  // newest that requests are answered at; number 0: none yet
+    TaskBoard* tasks = nullptr;       // OPTIONAL: told how the thread is doing
   };
   HotRows(const Manifest& manifest, PeerPool* peers, Options options);
   ~HotRows();
@@ -123,10 +125,11 @@ class HotRows {
 
   static constexpr uint32_t kNoLimit = 1U << 28;  // what a policy can have
 
-  void Run();
+  Status Round(const std::stop_token& stop);
   void FollowPlan();
   std::map<uint32_t, uint32_t> LimitsOf(const Routing& routing) const;
-  void MakeSets(const std::map<uint32_t, uint32_t>& limits);
+  // `keep`: rows of the sets before.
+  void MakeSets(const std::map<uint32_t, uint32_t>& limits, bool keep = true);
   void TakeOver(const Sets& before);
   std::shared_ptr<Part> MakePart(uint64_t bytes, uint32_t slots, uint32_t payload_bytes);
   Part* PartOf(uint32_t table);
@@ -161,7 +164,6 @@ class HotRows {
 
   Mutex log_mutex_;
   std::condition_variable_any wake_;
-  bool stop_ EMBERTIDE_GUARDED_BY(log_mutex_) = false;
   bool woken_ EMBERTIDE_GUARDED_BY(log_mutex_) = false;
   Log log_ EMBERTIDE_GUARDED_BY(log_mutex_);
 
@@ -176,7 +178,9 @@ class HotRows {
   std::chrono::milliseconds back_off_{0};
   std::vector<std::byte> scratch_;
   std::chrono::steady_clock::time_point rated_;
-  std::thread thread_;
+  std::chrono::milliseconds again_{0};    // until the next round
+  bool broken_ = false;                   // a round ended halfway: the sets may not fit together
+  std::unique_ptr<BackgroundTask> task_;  // last: it uses the members above
 };
 
 }  // namespace embertide

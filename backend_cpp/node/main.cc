@@ -4,15 +4,17 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <limits>
+#include <stop_token>
 #include <string>
-#include <type_traits>
 
+#include "base/background_task.h"
+#include "base/number.h"
 #include "embertide/node.h"
 
 namespace embertide {
@@ -76,17 +78,6 @@ std::string TakeKind(const Result<Kind>& parsed, Kind* out) {
   return "";
 }
 
-// Empty, or why the text is no number from `least` to `most`.
-template <typename Number>
-std::string ParseNumber(const std::string& text, Number least, Number most, Number* out) {
-  const char* const end = text.data() + text.size();
-  const auto [stopped, error] = std::from_chars(text.data(), end, *out);
-  if (error == std::errc() && stopped == end && *out >= least && *out <= most) return "";
-  const std::string kind = std::is_integral_v<Number> ? "a whole number" : "a number";
-  return "\"" + text + "\"; give " + kind + " from " + std::to_string(least) + " to " +
-         std::to_string(most);
-}
-
 std::string ParseMs(const std::string& text, int64_t least, int64_t most,
                     std::chrono::milliseconds* out) {
   int64_t ms = 0;
@@ -94,6 +85,8 @@ std::string ParseMs(const std::string& text, int64_t least, int64_t most,
   *out = std::chrono::milliseconds(ms);
   return wrong;
 }
+
+constexpr std::chrono::milliseconds kLookAtSignals{100};
 
 int Refuse(const std::string& why) {
   std::fprintf(stderr, "embertide_node: %s\n", why.c_str());
@@ -277,7 +270,7 @@ int Run(int argc, char** argv) {
   if (options.publication.empty() || options.state.empty() || options.peer_address.empty()) {
     return Refuse("--publication, --state and --peer-address are needed; see --help");
   }
-  // Before any thread: they inherit the mask, and the signal is waited for here.
+  // Before any thread: they inherit the mask, and the signal is waited for by one of them.
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
@@ -286,7 +279,19 @@ int Run(int argc, char** argv) {
   options.log = [](const std::string& line) {
     std::fprintf(stderr, "embertide_node: %s\n", line.c_str());
   };
+  std::stop_source stop;
+  const auto wait_for_signal = [&signals, &stop](std::chrono::milliseconds time) {
+    const timespec most{0, std::chrono::nanoseconds(time).count()};
+    if (sigtimedwait(&signals, nullptr, &most) > 0) stop.request_stop();
+  };
+  // While the node starts, which takes as long as its rows and its plan do.
+  const BackgroundTask signal_task({.name = "signals"}, [&](const std::stop_token&) {
+    wait_for_signal(kLookAtSignals);
+    return Status::Ok();
+  });
+  options.stop = stop.get_token();
   const Result<std::unique_ptr<Node>> node = Node::Open(std::move(options));
+  if (!node.ok() && stop.stop_requested()) return 0;
   if (!node.ok()) return Refuse(node.status().ToString());
   if (const std::string& why = node.value()->seal_refusal(); !why.empty()) {
     std::fprintf(stderr, "embertide_node: the seal of the SSD tier is not used: %s\n", why.c_str());
@@ -297,8 +302,10 @@ int Run(int argc, char** argv) {
               static_cast<unsigned long long>(node.value()->plan_epoch()),
               node.value()->opened_from_seal() ? "a seal" : "the snapshot");
   std::fflush(stdout);
-  int signal = 0;
-  sigwait(&signals, &signal);
+  while (!stop.stop_requested()) {
+    wait_for_signal(kLookAtSignals);
+    node.value()->task_board().StartMissing();
+  }
   return 0;
 }
 

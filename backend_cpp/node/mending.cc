@@ -48,7 +48,11 @@ Result<std::vector<std::byte>> ReadBucket(const NodeOptions& options, const Mani
 }  // namespace
 
 Mender::Mender(Node* node)
-    : node_(node), thread_([this](const std::stop_token& stop) { Run(stop); }) {}
+    : node_(node),
+      wait_(kLookAtBlocks),
+      again_(kTryAgain),
+      task_({.name = "mending", .board = &node->task_board(), .own_pace = true},
+            [this](const std::stop_token& stop) { return Look(stop); }) {}
 
 void Mender::Say(const std::string& line) const {
   if (node_->options_.log) node_->options_.log(line);
@@ -82,36 +86,35 @@ Status Mender::MendBucket(uint32_t table, uint32_t bucket) const {
   return node_->store_->Mend(view.value(), table, bucket, records.value());
 }
 
-void Mender::Run(const std::stop_token& stop) {
-  auto wait = kLookAtBlocks;
-  auto again = kTryAgain;
-  while (SleepFor(stop, wait)) {
-    wait = kLookAtBlocks;
-    const std::vector<BadBlock> blocks = node_->store_->FindBadBlocks();
-    Tell(blocks);
-    std::set<std::pair<uint32_t, uint32_t>> buckets;
-    for (const BadBlock& block : blocks) {
-      for (const BadBlock::Row& row : block.rows) buckets.emplace(row.table, row.bucket);
-    }
-    std::string error;
-    for (const auto& [table, bucket] : buckets) {
-      if (stop.stop_requested()) return;
-      const Status mended = MendBucket(table, bucket);
-      if (mended.ok()) continue;
-      ++failed_;
-      error = "rows of bucket " + std::to_string(bucket) + " of table " +
-              node_->manifest_.tables[table].name +
-              " are not mended, and tried again: " + mended.ToString();
-    }
-    if (!error.empty() && error != error_) Say(error);
-    if (error.empty()) {
-      again = kTryAgain;
-    } else {
-      wait = again;
-      again = std::min(2 * again, kTryAgainMost);
-    }
-    error_ = std::move(error);
+Status Mender::Look(const std::stop_token& stop) {
+  if (!SleepFor(stop, std::exchange(wait_, kLookAtBlocks))) return Status::Ok();
+  const std::vector<BadBlock> blocks = node_->store_->FindBadBlocks();
+  Tell(blocks);
+  std::set<std::pair<uint32_t, uint32_t>> buckets;
+  for (const BadBlock& block : blocks) {
+    for (const BadBlock::Row& row : block.rows) buckets.emplace(row.table, row.bucket);
   }
+  std::string error;
+  Status last = Status::Ok();
+  for (const auto& [table, bucket] : buckets) {
+    if (stop.stop_requested()) return Status::Ok();
+    const Status mended = MendBucket(table, bucket);
+    if (mended.ok()) continue;
+    ++node_->failed_mends_;
+    error = "rows of bucket " + std::to_string(bucket) + " of table " +
+            node_->manifest_.tables[table].name +
+            " are not mended, and tried again: " + mended.ToString();
+    last = {mended.code(), error};
+  }
+  if (!error.empty() && error != error_) Say(error);
+  if (error.empty()) {
+    again_ = kTryAgain;
+  } else {
+    wait_ = again_;
+    again_ = std::min(2 * again_, kTryAgainMost);
+  }
+  error_ = std::move(error);
+  return last;
 }
 
 }  // namespace embertide

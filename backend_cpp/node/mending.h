@@ -2,13 +2,13 @@
 // (docs/design/0006-seals.md). Private to this folder.
 #pragma once
 
-#include <atomic>
+#include <chrono>
 #include <set>
 #include <stop_token>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "base/background_task.h"
 #include "embertide/node.h"
 
 namespace embertide {
@@ -22,11 +22,8 @@ class Mender {
   Mender(const Mender&) = delete;
   Mender& operator=(const Mender&) = delete;
 
-  // Buckets whose rows could not be mended, an attempt each.
-  uint64_t failed() const { return failed_; }
-
  private:
-  void Run(const std::stop_token& stop);
+  Status Look(const std::stop_token& stop);
   // Says which blocks are bad, and which no longer are; each once.
   void Tell(const std::vector<BadBlock>& blocks);
   void Say(const std::string& line) const;
@@ -34,10 +31,11 @@ class Mender {
   Status MendBucket(uint32_t table, uint32_t bucket) const;
 
   Node* const node_;
-  std::atomic<uint64_t> failed_{0};
   std::set<std::string> told_;  // blocks that are bad
   std::string error_;           // the last that was told
-  std::jthread thread_;         // last: it uses the members above
+  std::chrono::milliseconds wait_;
+  std::chrono::milliseconds again_;
+  BackgroundTask task_;  // last: it uses the members above
 };
 
 }  // namespace embertide

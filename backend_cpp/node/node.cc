@@ -4,13 +4,15 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <set>
 #include <span>
 #include <stop_token>
-#include <thread>
+#include <utility>
 
+#include "base/background_task.h"
 #include "base/file.h"
 #include "base/sleep.h"
 #include "bus/chain.h"
@@ -32,7 +34,10 @@ namespace {
 
 // How often the worker promotes, evicts and frees; a millisecond of work at most each time.
 constexpr std::chrono::milliseconds kMaintainEvery{10};
+constexpr std::chrono::milliseconds kLookAtSsd{500};
 constexpr size_t kSnapshotsTried = 4;  // of a publication, at a start
+
+Status Ending() { return {Code::kUnavailable, "the node is ending"}; }
 
 Result<Pooling> ParsePooling(const std::string& name) {
   if (name == "sum") return Pooling::kSum;
@@ -84,24 +89,6 @@ Result<DenseFileInfo> DenseFile(const Manifest& manifest, const std::string& rol
 }
 
 }  // namespace
-
-// A thread in the background of a node: the upkeep of its devices, or of one at its NUMA node.
-struct Node::Worker {
-  explicit Worker(Store* store)
-      : thread([store](const std::stop_token& stop) {
-          while (SleepFor(stop, kMaintainEvery)) store->Maintain();
-        }) {}
-  // A thread that may not be bound runs where it can: `log` is told.
-  Worker(Store* store, uint32_t device, uint32_t numa_node,
-         const std::function<void(const std::string&)>& log)
-      : thread([store, device, numa_node, log](const std::stop_token& stop) {
-          const Status bound = BindThread(numa_node);
-          if (!bound.ok() && log)
-            log("upkeep of device " + std::to_string(device) + ": " + bound.ToString());
-          while (SleepFor(stop, kMaintainEvery)) store->Maintain(device);
-        }) {}
-  std::jthread thread;
-};
 
 Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
   Promotion promotion;
@@ -171,6 +158,7 @@ Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
   store_options.observer = load.get();
   const bool seals = options.ssd_budget_bytes > 0 && options.ssd_seal_interval_ms > 0;
   std::unique_ptr<Node> node(new Node());
+  node->tasks_ = std::make_unique<TaskBoard>(options.log);
   if (options.guard) {
     node->gate_ =
         std::make_unique<VersionGate>(promotion, options.window_versions, options.guard_timeout);
@@ -225,17 +213,71 @@ Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
     node->store_->FillAtOnce(false);
     EMBERTIDE_RETURN_IF_ERROR(node->AddSnapshotVersion());
   }
-  const std::vector<uint32_t>& numa = node->store_->options().numa_nodes;
-  if (numa.empty()) node->workers_.push_back(std::make_unique<Worker>(node->store_.get()));
-  for (uint32_t d = 0; !numa.empty() && d < options.devices; ++d) {
-    node->workers_.push_back(
-        std::make_unique<Worker>(node->store_.get(), d, numa[d % numa.size()], options.log));
-  }
+  node->StartUpkeep();
   if (!options.publication.empty()) EMBERTIDE_RETURN_IF_ERROR(node->Follow());
   if (seals) node->sealer_ = std::make_unique<Sealer>(node.get());
   if (options.ssd_budget_bytes > 0) node->mender_ = std::make_unique<Mender>(node.get());
   if (!options.publication.empty()) node->BecomeReady();
+  if (options.stop.stop_requested()) return Ending();
   return node;
+}
+
+// Starts one thread for all devices, or one for each on its NUMA node.
+void Node::StartUpkeep() {
+  const std::vector<uint32_t>& numa = store_->options().numa_nodes;
+  // Upkeep and writers both write to the SSD tier; this task only reports their health.
+  if (options_.ssd_budget_bytes > 0) {
+    upkeep_.push_back(std::make_unique<BackgroundTask>(
+        TaskOptions{.name = "ssd-writes", .board = tasks_.get(), .own_pace = true},
+        [this](const std::stop_token& stop) {
+          SleepFor(stop, kLookAtSsd);
+          const std::string failure = store_->SsdFailure();
+          return failure.empty() ? Status::Ok() : Status(Code::kDeviceError, SsdFull(failure));
+        }));
+  }
+  if (numa.empty()) {
+    upkeep_.push_back(std::make_unique<BackgroundTask>(
+        TaskOptions{.name = "upkeep", .board = tasks_.get()}, [this](const std::stop_token& stop) {
+          if (SleepFor(stop, kMaintainEvery)) store_->Maintain();
+          return Status::Ok();
+        }));
+    return;
+  }
+  for (uint32_t d = 0; d < options_.devices; ++d) {
+    upkeep_.push_back(std::make_unique<BackgroundTask>(
+        TaskOptions{.name = "upkeep-" + std::to_string(d), .board = tasks_.get()},
+        [this, d, numa_node = numa[d % numa.size()],
+         bound = false](const std::stop_token& stop) mutable {
+          if (!std::exchange(bound, true)) {
+            // A thread that may not be bound runs where it can.
+            const Status status = BindThread(numa_node);
+            if (!status.ok() && options_.log) {
+              options_.log("upkeep of device " + std::to_string(d) + ": " + status.ToString());
+            }
+          }
+          if (SleepFor(stop, kMaintainEvery)) store_->Maintain(d);
+          return Status::Ok();
+        }));
+  }
+}
+
+std::string Node::SsdFull(const std::string& failure) const {
+  return failure + " in " + options_.ssd_directory +
+         "; rows stay in DDR until it takes writes: free room there";
+}
+
+// A version finds no room because rows cannot leave: that, and not the budget, is to be told.
+Status Node::Explained(Status status) const {
+  if (status.code() != Code::kResourceExhausted || store_ == nullptr) return status;
+  const std::string failure = store_->SsdFailure();
+  if (failure.empty()) return status;
+  return {status.code(), SsdFull(failure) + " (" + status.message() + ")"};
+}
+
+std::vector<TaskHealth> Node::tasks() const {
+  std::vector<TaskHealth> tasks = tasks_->Tasks();
+  std::ranges::move(TaskBoard::OfProcess().Tasks(), std::back_inserter(tasks));
+  return tasks;
 }
 
 // Waits until the node is ready, for a bounded time: one that cannot be answers what it has.
@@ -243,11 +285,12 @@ void Node::BecomeReady() {
   const std::vector<VersionId> newer =
       Newer(ListVersions(options_.publication + "/deltas", "commit.pb"), {});
   const VersionId at_start = newer.empty() ? VersionId() : newer.front();
-  readiness_ = std::make_unique<Readiness>([this, at_start] { return FindWhyNotReady(at_start); },
-                                           [this](bool ready) {
-                                             if (fleet_ != nullptr) fleet_->SetReady(ready);
-                                           });
-  const bool ready = readiness_->Await(DeadlineAfter(options_.plan_wait));
+  readiness_ = std::make_unique<Readiness>(
+      tasks_.get(), [this, at_start] { return FindWhyNotReady(at_start); },
+      [this](bool ready) {
+        if (fleet_ != nullptr) fleet_->SetReady(ready);
+      });
+  const bool ready = readiness_->Await(DeadlineAfter(options_.plan_wait), options_.stop);
   begun_ = true;
   if (!ready && options_.log) options_.log("begins before it is ready: " + why_not_ready());
   if (fleet_ == nullptr) return;
@@ -305,7 +348,7 @@ Node::~Node() {
   if (fleet_ != nullptr) fleet_->Leave();
   follower_.reset();
   fleet_.reset();
-  workers_.clear();
+  upkeep_.clear();
 }
 
 Status Node::DropUnplanned() {
@@ -335,6 +378,7 @@ Status Node::LoadBuckets() {
     }
   }
   for (const BucketFileInfo& info : manifest_.buckets) {
+    if (options_.stop.stop_requested()) return Ending();
     const auto table = tables.find(info.table);
     if (table == tables.end()) {
       return {Code::kCorrupt,
@@ -347,6 +391,7 @@ Status Node::LoadBuckets() {
     EMBERTIDE_RETURN_IF_ERROR(ReadBucketFile(
         options_.snapshot, manifest_.tables[table->second], info,
         [&](std::span<const std::byte> records) {
+          if (options_.stop.stop_requested()) return Ending();
           return store_->StageRecords(manifest_.version, table->second, info.bucket, records);
         }));
   }
@@ -453,8 +498,6 @@ std::optional<SealedVersion> Node::NameOf(uint64_t number) const {
 
 std::string Node::seal_error() const { return sealer_ == nullptr ? "" : sealer_->error(); }
 
-uint64_t Node::failed_mends() const { return mender_ == nullptr ? 0 : mender_->failed(); }
-
 void Node::AddVersion(std::shared_ptr<const VersionInfo> info) {
   const std::shared_ptr<const Versions> old = versions();
   auto next = old ? std::make_shared<Versions>(*old) : std::make_shared<Versions>();
@@ -526,9 +569,10 @@ class Node::Sink : public VersionSink {
                const std::string& records) override;
   Status Commit(const v1::GlobalCommit& commit, const std::string& tensors) override;
   void DropStaged() override { node_->store_->DropStaged(); }
-  Status Load(const std::string& snapshot) override;
+  Status Load(const std::string& snapshot, const std::stop_token& stop) override;
+  bool MayFit() const override;
   bool Holds(uint32_t table_id, uint32_t bucket) const override;
-  bool Between() override {
+  bool OnIdle() override {
     if (node_->gate_ != nullptr) node_->gate_->Tick(std::chrono::steady_clock::now());
     return node_->fleet_ != nullptr && node_->fleet_->AlignBuckets();
   }
@@ -542,12 +586,16 @@ class Node::Sink : public VersionSink {
 
  private:
   Status StageBucket(const std::string& snapshot, const Manifest& manifest, uint32_t table,
-                     uint32_t bucket);
-  Status Adopt(std::shared_ptr<const VersionInfo> info);
+                     uint32_t bucket, const std::stop_token& stop);
+  // kResourceExhausted: what the snapshot has more than the node cannot fit.
+  Status Reckon(const Manifest& snapshot) const;
+  Status Publish(std::shared_ptr<const VersionInfo> info);
 
   Node* node_;
   std::map<uint32_t, uint32_t> table_of_id_;
   std::shared_ptr<const VersionInfo> newest_;
+  std::optional<uint64_t> lacked_at_;  // free bytes when a snapshot did not fit
+  bool ssd_failed_ = false;            // then
 };
 
 Status Node::Sink::Stage(uint64_t version, uint32_t table_id, uint32_t bucket,
@@ -556,8 +604,8 @@ Status Node::Sink::Stage(uint64_t version, uint32_t table_id, uint32_t bucket,
   if (table == table_of_id_.end()) {
     return {Code::kCorrupt, "table " + std::to_string(table_id) + " is not in the manifest"};
   }
-  return node_->store_->StageRecords(version, table->second, bucket,
-                                     std::as_bytes(std::span(records)));
+  return node_->Explained(node_->store_->StageRecords(version, table->second, bucket,
+                                                      std::as_bytes(std::span(records))));
 }
 
 Status Node::Sink::Commit(const v1::GlobalCommit& commit, const std::string& tensors) {
@@ -568,10 +616,10 @@ Status Node::Sink::Commit(const v1::GlobalCommit& commit, const std::string& ten
     if (!weights.ok()) return weights.status();
     info->weights = std::move(*weights);
   }
-  return Adopt(std::move(info));
+  return Publish(std::move(info));
 }
 
-Status Node::Sink::Adopt(std::shared_ptr<const VersionInfo> info) {
+Status Node::Sink::Publish(std::shared_ptr<const VersionInfo> info) {
   EMBERTIDE_RETURN_IF_ERROR(node_->CommitVersion(info));
   newest_ = std::move(info);
   if (node_->fleet_ != nullptr) node_->fleet_->Committed();
@@ -590,7 +638,7 @@ bool Node::Sink::Holds(uint32_t table_id, uint32_t bucket) const {
 // Brings one bucket to what the snapshot's file says: its records where they differ from what is
 // held, tombstones for the keys that it lacks. Memory: one bucket, twice.
 Status Node::Sink::StageBucket(const std::string& snapshot, const Manifest& manifest,
-                               uint32_t table, uint32_t bucket) {
+                               uint32_t table, uint32_t bucket, const std::stop_token& stop) {
   const TableConfig& config = node_->manifest_.tables[table];
   std::vector<std::byte> held;
   {
@@ -610,6 +658,7 @@ Status Node::Sink::StageBucket(const std::string& snapshot, const Manifest& mani
     if (info.table != config.name || info.bucket != bucket) continue;
     EMBERTIDE_RETURN_IF_ERROR(
         ReadBucketFile(snapshot, config, info, [&](std::span<const std::byte> rest) -> Status {
+          if (stop.stop_requested()) return Ending();
           while (!rest.empty()) {
             const std::byte* begin = rest.data();
             const Result<RowRecord> record = ReadRecord(config.layout, &rest);
@@ -626,16 +675,56 @@ Status Node::Sink::StageBucket(const std::string& snapshot, const Manifest& mani
   for (const auto& [key, bytes] : rows) {
     AppendRecord({key, 0, RecordKind::kExpired, {}}, &changes);
   }
-  return node_->store_->StageRecords(manifest.version, table, bucket, changes);
+  return node_->Explained(node_->store_->StageRecords(manifest.version, table, bucket, changes));
 }
 
-Status Node::Sink::Load(const std::string& snapshot) {
+// Old rows stay until the version is whole, since they are answered until then; so a snapshot needs
+// room for what it changes. How much that is, only reading it says; what it has more than the node,
+// its manifest does.
+Status Node::Sink::Reckon(const Manifest& snapshot) const {
+  std::map<std::string, uint32_t> tables;
+  for (uint32_t t = 0; t < node_->manifest_.tables.size(); ++t) {
+    tables[node_->manifest_.tables[t].name] = t;
+  }
+  Result<ReadView> view = node_->store_->PinNewest();
+  if (!view.ok()) return view.status();
+  uint64_t lacking = 0;
+  uint64_t rows = 0;
+  for (const BucketFileInfo& info : snapshot.buckets) {
+    const auto table = tables.find(info.table);
+    if (table == tables.end() || info.rows == 0) continue;
+    const auto held = node_->store_->BucketSizeOf(*view, table->second, info.bucket);
+    if (!held || held->rows >= info.rows) continue;
+    rows += info.rows - held->rows;
+    lacking +=
+        (info.rows - held->rows) *
+        (info.bytes / info.rows - std::min<uint64_t>(kRecordHeaderBytes, info.bytes / info.rows));
+  }
+  const uint64_t free = node_->store_->FreeBytes();
+  if (lacking <= free) return Status::Ok();
+  return {Code::kResourceExhausted,
+          "version " + std::to_string(snapshot.version) + " has " + std::to_string(rows) +
+              " rows more than are held: " + std::to_string(lacking) + " bytes at least, and " +
+              std::to_string(free) + " are free; raise ddr_budget_bytes"};
+}
+
+bool Node::Sink::MayFit() const {
+  if (!lacked_at_) return true;
+  if (ssd_failed_ && node_->store_->SsdFailure().empty()) return true;
+  // A sixteenth more than there was: a bucket that left, a larger share.
+  return node_->store_->FreeBytes() > *lacked_at_ + *lacked_at_ / 16;
+}
+
+Status Node::Sink::Load(const std::string& snapshot, const std::stop_token& stop) {
   const Result<Manifest> manifest = ReadManifest(snapshot);
   if (!manifest.ok()) return manifest.status();
   const Manifest& found = manifest.value();
   if (found.schema_id != node_->manifest_.schema_id) {
     return {Code::kRejected, snapshot + " has another schema than the one that is loaded"};
   }
+  lacked_at_ = node_->store_->FreeBytes();
+  ssd_failed_ = !node_->store_->SsdFailure().empty();
+  EMBERTIDE_RETURN_IF_ERROR(Reckon(found));
   auto info = std::make_shared<VersionInfo>(SnapshotVersion(node_->options_.publication, found));
   auto weights = node_->SnapshotWeights(snapshot, found);
   if (!weights.ok()) return weights.status();
@@ -644,14 +733,24 @@ Status Node::Sink::Load(const std::string& snapshot) {
     for (uint32_t table = 0; table < node_->manifest_.tables.size(); ++table) {
       for (uint32_t bucket = 0; bucket < node_->manifest_.tables[table].buckets(); ++bucket) {
         if (!node_->store_->HeldSince(table, bucket)) continue;
-        EMBERTIDE_RETURN_IF_ERROR(StageBucket(snapshot, found, table, bucket));
+        if (stop.stop_requested()) return Ending();
+        EMBERTIDE_RETURN_IF_ERROR(StageBucket(snapshot, found, table, bucket, stop));
       }
     }
-    return Adopt(std::move(info));
+    return Publish(std::move(info));
   };
-  const Status taken = take();
-  if (!taken.ok()) DropStaged();
-  return taken;
+  Status taken = take();
+  if (taken.ok()) {
+    lacked_at_.reset();
+    return taken;
+  }
+  DropStaged();
+  if (taken.code() != Code::kResourceExhausted) return taken;
+  return {Code::kResourceExhausted,
+          "version " + std::to_string(found.version) + " does not fit beside the one that is " +
+              "answered, with " + std::to_string(lacked_at_.value_or(0)) +
+              " bytes free: " + taken.message() +
+              "; raise ddr_budget_bytes, or restart the node, which then loads it alone"};
 }
 
 Status Node::Follow() {
@@ -662,10 +761,21 @@ Status Node::Follow() {
   options.model = manifest_.model;
   options.node = options_.name;
   options.guard = options_.guard;
+  options.tasks = tasks_.get();
   Result<std::unique_ptr<Follower>> follower = Follower::Start(options, sink_.get());
   if (!follower.ok()) return follower.status();
   follower_ = std::move(*follower);
   return Status::Ok();
+}
+
+std::shared_ptr<const VersionInfo> Node::served() const {
+  const std::shared_ptr<const Versions> known = versions();
+  if (gate_ != nullptr) {
+    auto found = known->find(gate_->served());
+    if (found == known->end()) found = known->find(gate_->next());
+    if (found != known->end()) return found->second;
+  }
+  return known->rbegin()->second;
 }
 
 std::optional<GuardStats> Node::guard_stats() const {
@@ -704,6 +814,7 @@ void Node::Release(RemoteLookup* remote) { remote->Release(); }
 bool Node::IsBehindPeers() const { return fleet_ != nullptr && fleet_->IsBehindPeers(); }
 
 void Node::NoteLatency(std::chrono::nanoseconds latency, size_t requests) const {
+  tasks_->StartMissing();
   if (latency_ != nullptr) latency_->Note(latency, static_cast<uint32_t>(requests));
   if (load_ != nullptr) load_->NoteAnswered(latency, requests);
 }

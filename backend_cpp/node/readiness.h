@@ -5,10 +5,11 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <memory>
 #include <stop_token>
 #include <string>
-#include <thread>
 
+#include "base/background_task.h"
 #include "base/mutex.h"
 
 namespace embertide {
@@ -17,24 +18,27 @@ class Readiness {
  public:
   // `why_not` says what is missing; empty: nothing. `tell` is called with each change. Both are
   // called from the thread; `why_not` once before this returns.
-  Readiness(std::function<std::string()> why_not, std::function<void(bool ready)> tell);
+  Readiness(TaskBoard* board, std::function<std::string()> why_not,
+            std::function<void(bool ready)> tell);
   Readiness(const Readiness&) = delete;
   Readiness& operator=(const Readiness&) = delete;
 
   // What is missing, as last seen; empty: the node is ready.
   std::string why_not() const;
-  // Waits until the node is ready, or until `deadline`.
-  bool Await(std::chrono::steady_clock::time_point deadline);
+  // Waits until the node is ready, until `deadline`, or until `stop` asks for the end.
+  bool Await(std::chrono::steady_clock::time_point deadline, const std::stop_token& stop);
 
  private:
-  void Look(const std::stop_token& stop);
+  Status Look(const std::stop_token& stop);
 
+  TaskBoard* const board_;
   const std::function<std::string()> find_why_not_;
   const std::function<void(bool)> tell_;
   mutable Mutex mutex_;
   std::condition_variable_any looked_;
   std::string why_not_ EMBERTIDE_GUARDED_BY(mutex_);
-  std::jthread thread_;  // last: it uses the members above
+  std::chrono::milliseconds every_;
+  std::unique_ptr<BackgroundTask> task_;  // last: it uses the members above
 };
 
 }  // namespace embertide

@@ -2,6 +2,7 @@
 #include "node/recovery.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <vector>
 
@@ -29,16 +30,27 @@ Result<std::string> SnapshotTensors(const std::string& directory, const Manifest
   return Status(Code::kNotFound, directory + " has no dense tensors");
 }
 
+// How often it is looked whether a seal is due, or its folder has room again.
+constexpr std::chrono::milliseconds kLookAtRoom{1000};
+constexpr uint64_t kLeastRoom = 64 << 10;
+
+// Bytes that this process may write to a folder's file system; 0: that cannot be told.
+uint64_t RoomOf(const std::string& directory) {
+  std::error_code error;
+  const std::filesystem::space_info space = std::filesystem::space(directory, error);
+  return error ? 0 : space.available;
+}
+
 // What is to be done with the rows of a seal.
-struct Way {
+struct RecoveryPath {
   std::vector<ChainLink> replay;  // to bring all rows to the seal's last version
   VersionInfo version;            // which is this
 };
 
 // The publication has the very version that was sealed last, and all after it.
-Result<Way> FindWay(const std::string& publication, const SealInfo& seal) {
+Result<RecoveryPath> FindPath(const std::string& publication, const SealInfo& seal) {
   const VersionId last = IdOf(seal.last);
-  Way way;
+  RecoveryPath way;
   auto replay = ChainBetween(publication, IdOf(seal.first), last);
   if (!replay) {
     return Status(Code::kNotFound, "no delta files lead from " + Text(IdOf(seal.first)) + " to " +
@@ -92,8 +104,8 @@ Result<std::string> TensorsOf(const std::string& publication, VersionId version)
 }
 
 // Without a publication there is one version, the snapshot's.
-Result<Way> FindSnapshot(const Manifest& manifest, const SealInfo& seal) {
-  Way way{{}, VersionInfoOf(manifest)};
+Result<RecoveryPath> FindSnapshot(const Manifest& manifest, const SealInfo& seal) {
+  RecoveryPath way{{}, VersionInfoOf(manifest)};
   if (Sealed(way.version) == seal.last && seal.first == seal.last) return way;
   return Status(Code::kRejected, "it is of " + Text(IdOf(seal.last)) +
                                      ", and the snapshot is another or of other rows");
@@ -139,8 +151,8 @@ Result<std::optional<Recovered>> OpenFromSeal(const NodeOptions& options, const 
                                        std::to_string(seal.value().schema_id));
   }
   const std::string& publication = options.publication;
-  Result<Way> way = publication.empty() ? FindSnapshot(manifest, seal.value())
-                                        : FindWay(publication, seal.value());
+  Result<RecoveryPath> way = publication.empty() ? FindSnapshot(manifest, seal.value())
+                                                 : FindPath(publication, seal.value());
   if (!way.ok()) return way.status();
   Recovered recovered;
   recovered.version = way->version;
@@ -181,28 +193,46 @@ Result<std::optional<Recovered>> OpenFromSeal(const NodeOptions& options, const 
 // --- writing
 
 Sealer::Sealer(const Node* node)
-    : node_(node), thread_([this](const std::stop_token& stop) { Run(stop); }) {}
+    : node_(node),
+      due_(std::chrono::steady_clock::now() +
+           std::chrono::milliseconds(node->options().ssd_seal_interval_ms)),
+      task_({.name = "seals", .board = &node->task_board(), .own_pace = true},
+            [this](const std::stop_token& stop) { return SealOnce(stop); }) {}
 
 std::string Sealer::error() const {
   const MutexLock lock(mutex_);
   return error_;
 }
 
-void Sealer::Run(const std::stop_token& stop) {
+// A seal that found no room is written again once there is a quarter more, so that all that is
+// written in vain is a few times a seal at most; else when the next one is due.
+bool Sealer::HasMoreRoom() const {
+  if (last_.code() != Code::kDeviceError) return false;
+  return RoomOf(node_->options().ssd_directory) > room_ + room_ / 4 + kLeastRoom;
+}
+
+Status Sealer::SealOnce(const std::stop_token& stop) {
+  const std::chrono::milliseconds every(node_->options().ssd_seal_interval_ms);
+  if (!SleepFor(stop, std::min<std::chrono::nanoseconds>(every, kLookAtRoom))) return last_;
+  if (std::chrono::steady_clock::now() < due_ && !HasMoreRoom()) return last_;
+  due_ = std::chrono::steady_clock::now() + every;
+  const StoreStats stats = node_->store().Stats();
+  // The last one is as good as another would be, and keeps no room that rows have left.
+  if (stats.seal.version == stats.newest_version && stats.seal.kept_bytes == 0) {
+    return last_ = Status::Ok();
+  }
   SealOptions seal;
   seal.model = node_->manifest().model;
   seal.schema_id = node_->manifest().schema_id;
   seal.bytes_per_s = node_->options().ssd_seal_bytes_per_s;
   seal.name = [this](uint64_t number) { return node_->NameOf(number); };
   seal.wait = [&stop](std::chrono::nanoseconds time) { return SleepFor(stop, time); };
-  while (SleepFor(stop, std::chrono::milliseconds(node_->options().ssd_seal_interval_ms))) {
-    const StoreStats stats = node_->store().Stats();
-    // The last one is as good as another would be, and keeps no room that rows have left.
-    if (stats.seal.version == stats.newest_version && stats.seal.kept_bytes == 0) continue;
-    const Status status = node_->store_->Seal(seal);
-    const MutexLock lock(mutex_);
-    if (!stop.stop_requested()) error_ = status.ok() ? "" : status.ToString();
-  }
+  last_ = node_->store_->Seal(seal);
+  due_ = std::chrono::steady_clock::now() + every;
+  if (!last_.ok()) room_ = RoomOf(node_->options().ssd_directory);
+  const MutexLock lock(mutex_);
+  if (!stop.stop_requested()) error_ = last_.ok() ? "" : last_.ToString();
+  return last_;
 }
 
 }  // namespace embertide

@@ -2,12 +2,13 @@
 // (docs/design/0006-seals.md). Private to this folder.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <stop_token>
 #include <string>
-#include <thread>
 
+#include "base/background_task.h"
 #include "base/mutex.h"
 #include "embertide/node.h"
 
@@ -48,12 +49,18 @@ class Sealer {
   std::string error() const;
 
  private:
-  void Run(const std::stop_token& stop);
+  Status SealOnce(const std::stop_token& stop);
+  // Whether there is more room than when the last seal found none.
+  bool HasMoreRoom() const;
 
   const Node* const node_;
   mutable Mutex mutex_;
   std::string error_ EMBERTIDE_GUARDED_BY(mutex_);
-  std::jthread thread_;  // last: it uses the members above
+  // --- the thread's
+  Status last_ = Status::Ok();  // of the last seal
+  uint64_t room_ = 0;           // of the folder, once that had failed
+  std::chrono::steady_clock::time_point due_;
+  BackgroundTask task_;  // last: it uses the members above
 };
 
 }  // namespace embertide

@@ -84,7 +84,7 @@ RemoteLookup::Owner RemoteLookup::OwnerOf(const Routing& routing, const Wanted& 
 bool RemoteLookup::TakeHot(Wanted* wanted, uint64_t key, HotSet::Version version) {
   ++met_;
   wanted->noted = until_noted_ == 0;
-  until_noted_ = wanted->noted ? dice_.Gap(hot_->every()) : until_noted_ - 1;
+  until_noted_ = wanted->noted ? gaps_.Gap(hot_->every()) : until_noted_ - 1;
   HotKey hot{*wanted, {}, payloads_.size()};
   const HotSet::Name name{wanted->table, key};
   const HotSet::Found found = sets_->Find(name, version, &hot.row, &payloads_);
@@ -100,7 +100,7 @@ void RemoteLookup::Observe(uint32_t table, uint64_t key, uint64_t hash, uint32_t
   if (IsWatched(hash)) watched_.push_back({hash, table, bucket});
   if (until_observed_-- > 0) return;
   const uint32_t every = options_.observer->every();
-  until_observed_ = dice_.Gap(every);
+  until_observed_ = gaps_.Gap(every);
   observed_.push_back({key, hash, table, bucket, 0, every, hot ? Source::kHot : Source::kRemote});
 }
 
@@ -241,8 +241,6 @@ void RemoteLookup::Ask(const Routing& routing, uint64_t version, uint64_t lineag
   // Of one peer side by side: they may share a call.
   std::ranges::stable_sort(parts->all, {}, &Part::peer);
   std::vector<PartCall>& calls = calls_.emplace_back(parts->all.size());
-  // Shared: who is last may still be waking this thread when it goes on.
-  const auto left = std::make_shared<std::atomic<uint32_t>>(0);
   size_t c = 0;
   std::map<uint16_t, std::pair<size_t, size_t>> by_peer;  // first call, number of calls
   for (const Part& part : parts->all) {
@@ -264,17 +262,13 @@ void RemoteLookup::Ask(const Routing& routing, uint64_t version, uint64_t lineag
     ++c;
     stats_->keys += part.keys.size();
   }
-  *left = static_cast<uint32_t>(by_peer.size());
+  std::vector<PeerPool::Ask> asks;
+  asks.reserve(by_peer.size());
   for (const auto& [peer, range] : by_peer) {
-    peers_->Lookup(routing.peers[peer].name, std::span(calls).subspan(range.first, range.second),
-                   routing.epoch, deadline, [left] {
-                     if (--*left == 0) left->notify_one();
-                   });
+    asks.push_back({routing.peers[peer].name, std::span(calls).subspan(range.first, range.second)});
   }
   // Waking this thread takes some 50 us, of an answer that takes 400.
-  const auto until = Clock::now() + kSpin;
-  while (*left != 0 && Clock::now() < until) std::this_thread::yield();
-  for (uint32_t now = *left; now != 0; now = *left) left->wait(now);
+  peers_->LookupAll(asks, routing.epoch, deadline, kSpin);
 }
 
 Status RemoteLookup::TakeRows(const Part& part, HotSet::Version version,

@@ -27,7 +27,7 @@
 #include "node/hot_rows.h"
 #include "node/routing.h"
 #include "peer/peer_pool.h"
-#include "store/dice.h"
+#include "store/gap_sampler.h"
 
 namespace embertide {
 
@@ -186,7 +186,7 @@ class RemoteLookup {
   std::vector<WatchedKey> watched_;
   size_t met_ = 0;    // keys that are not held here
   size_t stale_ = 0;  // of these, keys with a copy of another version
-  Dice dice_;
+  GapSampler gaps_;
   uint32_t until_noted_ = 0;
   uint32_t until_observed_ = 0;
   PassedOver passed_over_;

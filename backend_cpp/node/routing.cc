@@ -183,10 +183,17 @@ class Reader {
         bucket.owned = true;
       }
     }
+    const size_t own = bucket.owners.size();
     for (const v1::Owner& owner : assignment.leaving()) {
       EMBERTIDE_RETURN_IF_ERROR(CheckOwner(owner, &seen));
       if (static_cast<int>(owner.node()) == self_ && bucket.device < 0) {
         bucket.device = static_cast<int32_t>(owner.device());
+      }
+      // One that owns it too is asked already: the bucket moved between its devices.
+      const bool of_own = plan_.topology().nodes(static_cast<int>(owner.node())).group() == group_;
+      if (const auto peer = peer_of_.find(owner.node());
+          of_own && peer != peer_of_.end() && nodes.insert(owner.node()).second) {
+        bucket.owners.push_back(peer->second);
       }
     }
     // Last: to another device of this node a bucket moves when it joins there.
@@ -197,7 +204,7 @@ class Reader {
       }
     }
     // What is owned here is asked of no other group.
-    const size_t own = bucket.owners.size();
+    const size_t of_group = bucket.owners.size();
     if (!bucket.owned) bucket.owners.insert(bucket.owners.end(), of_other.begin(), of_other.end());
     for (const uint32_t group : whole_) {
       if (!groups.contains(group)) {
@@ -211,7 +218,7 @@ class Reader {
       buckets[b] = bucket;
       const std::span owners = buckets[b].owners;
       Order(table, static_cast<uint32_t>(b), owners.first(own));
-      Order(table, static_cast<uint32_t>(b), owners.subspan(own));
+      Order(table, static_cast<uint32_t>(b), owners.subspan(of_group));
     }
     return Status::Ok();
   }

@@ -22,7 +22,8 @@ struct Routing {
   };
   // One bucket as this node sees it.
   struct Bucket {
-    // Places in `peers`, in the order in which they are asked: of the own group, then of the other.
+    // Places in `peers`, in the order in which they are asked: owners of the own group, nodes of it
+    // that the bucket leaves, owners of the other group.
     std::vector<uint16_t> owners;
     int32_t device = -1;  // where it is to be held here; -1: not
     bool owned = false;   // here; what joins or leaves is held, and not relied upon
@@ -46,7 +47,10 @@ struct Routing {
 // named. kRejected naming the rule that it breaks. A node that the plan does not name holds nothing
 // and asks the owners of the first whole group.
 //
-// Where no owner of its own group answers, a node asks those of one other whole group: the next one
+// Nodes that a bucket leaves hold it until the plan names them no more. They are asked where no
+// owner of the group answers, as while a target that was started again loads what it took over.
+//
+// Where nobody of its own group answers, a node asks owners of one other whole group: the next one
 // by number, after the last the first. A node of a partial group (plan.proto) asks the first whole
 // group, also for what nobody of its own group owns.
 Result<std::shared_ptr<const Routing>> MakeRouting(const v1::Plan& plan, const Manifest& manifest,

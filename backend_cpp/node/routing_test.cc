@@ -100,6 +100,30 @@ TEST_F(RoutingTest, ABucketMovesBetweenDevicesWhenItJoins) {
   EXPECT_EQ(MakeRouting(plan_, manifest_, "a").value()->buckets[0][0].device, 1);
 }
 
+// It holds the bucket still; so does one that leaves by another device, and is asked once.
+TEST_F(RoutingTest, NodesThatABucketLeavesAreAskedAfterTheOwnersOfTheGroup) {
+  v1::Node* node = plan_.mutable_topology()->add_nodes();
+  node->set_name("asker");
+  node->set_address("asker:1");
+  node->add_devices();
+  v1::Assignment* first = plan_.mutable_assignments(0);  // owned by a, and by the other group
+  Place(first->add_leaving(), 1, 0);
+  Place(first->add_leaving(), 0, 1);
+  Place(first->add_leaving(), 3, 0);
+  const auto order = [&](const char* asker) {
+    const auto made = MakeRouting(plan_, manifest_, asker);
+    EXPECT_TRUE(made.ok()) << made.status().ToString();
+    std::vector<std::string> names;
+    for (const uint16_t peer : made.value()->buckets[0][0].owners) {
+      names.push_back(made.value()->peers[peer].name);
+    }
+    return names;
+  };
+  EXPECT_EQ(order("asker"), (std::vector<std::string>{"a", "b", "other-group"}));
+  EXPECT_EQ(order("a"), (std::vector<std::string>{"b", "asker"})) << "it owns it, and may not hold";
+  EXPECT_EQ(order("other-group"), std::vector<std::string>{}) << "it owns it alone in its group";
+}
+
 // Each of three owners is asked first for a third of an asker's buckets; askers differ; and of an
 // owner that is not there the others get a half each.
 TEST_F(RoutingTest, OwnersShareTheBucketsOfEachAsker) {

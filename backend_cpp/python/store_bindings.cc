@@ -509,9 +509,9 @@ void BindStore(py::module_& m) {
              }
              return py::bytes(sample);
            })
-      .def("note_stake",
+      .def("record_sensitivity",
            [](Store* store, uint32_t table, double at_stake, double squares) {
-             ThrowIfError(store->NoteStake(table, at_stake, squares));
+             ThrowIfError(store->RecordSensitivity(table, at_stake, squares));
            })
       .def("prune_room",
            [](const Store& store, uint32_t group) { return ValueOrThrow(store.PruneRoom(group)); })
@@ -542,19 +542,27 @@ void BindStore(py::module_& m) {
       .def("take_changes",
            [](Store* store, uint32_t table, uint32_t bucket) {
              std::vector<std::byte> records;
-             ThrowIfError(store->TakeChanges(table, bucket, &records));
+             {
+               const py::gil_scoped_release released;  // rows may come from a drive
+               ThrowIfError(store->TakeChanges(table, bucket, &records));
+             }
              return BytesOut(records);
            })
       .def("export_bucket",
            [](const Store& store, uint32_t table, uint32_t bucket) {
              std::vector<std::byte> records;
-             const ReadView view = ValueOrThrow(store.PinNewest());
-             ThrowIfError(store.ExportBucket(view, table, bucket, &records));
+             {
+               const py::gil_scoped_release released;
+               const ReadView view = ValueOrThrow(store.PinNewest());
+               ThrowIfError(store.ExportBucket(view, table, bucket, &records));
+             }
              return BytesOut(records);
            })
       .def("import_records",
            [](Store* store, uint32_t table, uint32_t bucket, const py::bytes& records) {
-             ThrowIfError(store->ImportRecords(table, bucket, BytesIn(records)));
+             const std::span<const std::byte> bytes = BytesIn(records);
+             const py::gil_scoped_release released;  // who called holds the bytes
+             ThrowIfError(store->ImportRecords(table, bucket, bytes));
            })
       .def("mark_changed",
            [](Store* store, uint32_t table, uint32_t bucket, const Array<uint64_t>& keys) {

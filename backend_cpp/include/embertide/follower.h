@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ namespace v1 {
 class GlobalCommit;
 }
 struct Promotion;
+class TaskBoard;
 
 // What a follower feeds. Called from the follower's thread alone.
 class VersionSink {
@@ -42,8 +44,11 @@ class VersionSink {
   // Forgets what is staged and not committed: the version has failed.
   virtual void DropStaged() = 0;
   // Brings the node to the state of a snapshot newer than its own. Nothing is left staged if it
-  // fails.
-  virtual Status Load(const std::string& snapshot) = 0;
+  // fails. kUnavailable soon after `stop` asks for it; kResourceExhausted with the bytes that are
+  // lacking, before the snapshot is read where that can be known.
+  virtual Status Load(const std::string& snapshot, const std::stop_token& stop) = 0;
+  // Since rows found no room there is more of it: trying again need not wait.
+  virtual bool MayFit() const { return false; }
   // Whether rows of a bucket are wanted; the others are neither read nor staged.
   virtual bool Holds(uint32_t table_id, uint32_t bucket) const {
     static_cast<void>(table_id);
@@ -64,7 +69,7 @@ class VersionSink {
   }
   // Called between versions, at least every 100 ms: the time to add and drop buckets. True: there
   // is more to do; it is called again soon.
-  virtual bool Between() { return false; }
+  virtual bool OnIdle() { return false; }
 };
 
 struct FollowerOptions {
@@ -76,7 +81,11 @@ struct FollowerOptions {
   std::chrono::milliseconds retry_every{500};
   // A bus that is silent this long says nothing of a publisher that cannot reach it: look at files.
   std::chrono::milliseconds look_every{2000};
-  bool guard = false;  // read the promotion record: its copy before each wait for a commit
+  // After a file that could not be taken, until the same files are tried again: twice as long each
+  // time, from `retry_every` on. New files are tried at once.
+  std::chrono::milliseconds longest_back_off{300'000};
+  bool guard = false;          // read the promotion record: its copy before each wait for a commit
+  TaskBoard* tasks = nullptr;  // OPTIONAL: told how the thread is doing
 };
 
 // Counters since the start; any thread may read them.
@@ -91,6 +100,7 @@ struct FollowerStats {
   std::atomic<uint64_t> catch_ups{0};      // versions or snapshots taken from files
   std::atomic<uint64_t> reconnects{0};     // attempts to reach Redis
   std::atomic<uint64_t> refused{0};        // versions that the store had no room for
+  std::atomic<uint64_t> backed_off{0};     // looks at files that failed before, put off
   std::atomic<uint64_t> held{0};           // attempts to take a version that the guard holds back
   std::atomic<uint64_t> skipped{0};        // versions that a rollback undid, never taken
   std::atomic<uint64_t> unnoted{0};        // times that Redis refused to note what is applied
@@ -104,7 +114,7 @@ class Follower {
  public:
   // kInvalidArgument for a bad URL. Redis need not be there.
   static Result<std::unique_ptr<Follower>> Start(const FollowerOptions& options, VersionSink* sink);
-  // Stops the thread; waits at most a few hundred ms.
+  // Stops the thread; waits at most a few hundred ms, whatever it reads.
   ~Follower();
   Follower(const Follower&) = delete;
   Follower& operator=(const Follower&) = delete;

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@
 #include "embertide/no_answer.h"
 #include "embertide/snapshot.h"
 #include "embertide/store.h"
+#include "embertide/task_health.h"
 #include "embertide/transform.h"
 
 namespace embertide {
@@ -62,6 +64,8 @@ struct NodeOptions {
   // OPTIONAL: told, a line at a time, of what an operator is to know and no request says: blocks of
   // the SSD that are bad. From any thread of the node; must not call the node.
   std::function<void(const std::string& line)> log;
+  // OPTIONAL: Open gives up soon after it asks for it, with kUnavailable.
+  std::stop_token stop;
   // --- of a node that shares a model with others; needs a publication
   std::string state;         // Redis URL of the state store, where plans are; empty: a node alone
   std::string control;       // host:port of the control plane; empty: it does not register
@@ -150,6 +154,7 @@ struct FetchedRequest {
   Status status;
 };
 
+class BackgroundTask;
 class Fleet;
 class LatencyMeter;
 class LoadMeter;
@@ -159,6 +164,7 @@ class Mender;
 class Readiness;
 class RemoteLookup;
 class Sealer;
+class TaskBoard;
 class VersionGate;
 struct VersionId;
 // Opaque outside of node.
@@ -282,6 +288,8 @@ class Node {
   FleetStats fleet_stats() const;
   // The newest version that this node holds.
   std::shared_ptr<const VersionInfo> newest() const { return versions()->rbegin()->second; }
+  // The version that ordinary requests are answered at; with a guard, not the newest by far.
+  std::shared_ptr<const VersionInfo> served() const;
   // Nullopt without a guard.
   std::optional<GuardStats> guard_stats() const;
   // Whether its rows came from the seal of its SSD tier; else from the snapshot's files.
@@ -291,7 +299,7 @@ class Node {
   // Why the last seal could not be written; empty if it could.
   std::string seal_error() const;
   // Buckets, an attempt each, whose rows in bad blocks of the SSD could not be brought again.
-  uint64_t failed_mends() const;
+  uint64_t failed_mends() const { return failed_mends_; }
   // What a seal calls a version; nullopt if it is not known (any more).
   std::optional<SealedVersion> NameOf(uint64_t number) const;
   // Why it should not be sent requests: it has not caught up with what is published, or fell
@@ -302,6 +310,11 @@ class Node {
   const FollowerStats* follower_stats() const;
   // Why the follower could not take the last version it saw; empty if it could, or follows nothing.
   std::string follower_error() const;
+  // How its tasks in the background are doing, by name; those of the process that belong to no node
+  // are among them.
+  std::vector<TaskHealth> tasks() const;
+  // Where who works for the node says how it is doing. Outlives all that the node has.
+  TaskBoard& task_board() const { return *tasks_; }
   // A program of one's own, for one thread. Errors are those of DenseProgram::Open.
   Result<std::unique_ptr<DenseProgram>> OpenProgram() const;
   // What is done to DENSE before the program; null: the program gets it as it is.
@@ -331,6 +344,9 @@ class Node {
   Status CommitVersion(std::shared_ptr<const VersionInfo> info);
   // The version of a pin that names none.
   Result<ReadView> PinServed() const;
+  void StartUpkeep();
+  std::string SsdFull(const std::string& failure) const;
+  Status Explained(Status status) const;
   void BecomeReady();
   // Of `options.snapshot`, which is not empty.
   static Result<std::unique_ptr<Node>> OpenSnapshot(const NodeOptions& options,
@@ -344,6 +360,7 @@ class Node {
   void AddVersion(std::shared_ptr<const VersionInfo> info);
 
   NodeOptions options_;
+  std::unique_ptr<TaskBoard> tasks_;  // first: threads of what follows use it
   Manifest manifest_;
   std::vector<Feature> features_;
   std::unique_ptr<const MadeColumns> made_columns_;
@@ -359,13 +376,13 @@ class Node {
   // races with the next store (ThreadSanitizer finds it).
   mutable std::mutex versions_mutex_;
   std::shared_ptr<const Versions> versions_;
-  struct Worker;
-  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<std::unique_ptr<BackgroundTask>> upkeep_;  // of the store
   class Sink;
   std::unique_ptr<Sink> sink_;
   std::string seal_refusal_;
   bool opened_from_seal_ = false;
-  std::atomic<bool> begun_{false};        // to answer
+  std::atomic<bool> begun_{false};  // to answer
+  std::atomic<uint64_t> failed_mends_{0};
   std::unique_ptr<VersionGate> gate_;     // null without a guard
   std::unique_ptr<Fleet> fleet_;          // null: a node alone
   std::unique_ptr<Follower> follower_;    // it feeds the sink

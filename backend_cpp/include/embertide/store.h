@@ -533,7 +533,7 @@ class Store {
   // utilities of a table count as much as their table's ratio of the two, of late. Of tables
   // without any, 1 as that of the greatest. Any thread. kInvalidArgument: the table is not pruned,
   // or these are no sums of squares.
-  Status NoteStake(uint32_t table, double at_stake, double squares);
+  Status RecordSensitivity(uint32_t table, double at_stake, double squares);
   // Bytes that new rows of a group may take until the next pass; where few are left, one is due.
   // ~0: none was made yet. Any thread. kInvalidArgument as Prune.
   Result<uint64_t> PruneRoom(uint32_t group) const;
@@ -652,6 +652,16 @@ class Store {
   // Requires: no concurrent writer.
   Status CheckIntegrity() const;
   StoreStats Stats() const;
+  // The versions that can be pinned; 0: none yet. Two loads.
+  struct Window {
+    uint64_t oldest = 0;
+    uint64_t newest = 0;
+  };
+  Window window() const;
+  // Bytes of all budgets, DDR and SSD, that nothing uses.
+  uint64_t FreeBytes() const;
+  // Why rows cannot be written to the SSD; empty: they can.
+  std::string SsdFailure() const;
 
   struct Impl;  // defined in backend_cpp/store/store_impl.h, for that folder alone
 
