@@ -112,11 +112,11 @@ Status BlockDescriptor::Read(uint64_t block, std::byte* buffer) const {
 Result<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path, SsdEngine engine,
                                                  std::string* refused, bool keep) {
   bool direct = true;
-  const int flags = O_RDWR | O_CREAT | O_CLOEXEC | (keep ? 0 : O_TRUNC);
-  int fd = open(path.c_str(), flags | O_DIRECT, 0644);
+  const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | (keep ? 0 : O_TRUNC);
+  int fd = open(path.c_str(), flags | O_DIRECT, 0600);
   if (fd < 0 && errno == EINVAL) {
     direct = false;
-    fd = open(path.c_str(), flags, 0644);
+    fd = open(path.c_str(), flags, 0600);
   }
   if (fd < 0) return Status(Code::kDeviceError, path + ": " + strerror(errno));
   auto file = std::make_unique<BlockDescriptor>(fd, direct);

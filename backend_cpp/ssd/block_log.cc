@@ -12,6 +12,10 @@
 namespace embertide {
 namespace {
 
+constexpr std::chrono::milliseconds kFirstPause{100};
+constexpr std::chrono::milliseconds kLongestPause{5000};
+constexpr uint32_t kProbeBlocks = 64;
+
 struct BlockHeader {
   uint32_t check;
   uint16_t bytes;
@@ -85,6 +89,7 @@ uint32_t BlockLog::OpenSegment(bool moved) const {
 
 Result<LogBatch> BlockLog::Take(std::span<const LogEntry> entries, bool moved) {
   LogBatch batch;
+  if (paused()) return Status(Code::kDeviceError, failure());
   batch.slots.reserve(entries.size());
   while (batch.slots.size() < entries.size()) {
     const uint32_t number = OpenSegment(moved);
@@ -145,13 +150,46 @@ Status BlockLog::Write(std::span<const LogEntry> entries, const LogBatch& batch)
       Save(header, block);
     }
     const Status written = file_->Write(run.first, {buffer, bytes});
-    if (!written.ok()) {
-      write_errors_.fetch_add(1, std::memory_order_relaxed);
-      return written;
-    }
+    NoteWrite(written);
+    if (!written.ok()) return written;
     bytes_written_.fetch_add(bytes, std::memory_order_relaxed);
   }
   return Status::Ok();
+}
+
+void BlockLog::NoteWrite(const Status& written) {
+  if (written.ok() && !failed_.load(std::memory_order_relaxed)) return;
+  const std::lock_guard lock(failure_mutex_);
+  failed_ = !written.ok();
+  if (written.ok()) {
+    failure_.clear();
+    back_off_ = {};
+    paused_until_ = 0;
+    return;
+  }
+  write_errors_.fetch_add(1, std::memory_order_relaxed);
+  failure_ = written.message();
+  back_off_ = std::clamp(2 * back_off_, kFirstPause, kLongestPause);
+  paused_until_ = (std::chrono::steady_clock::now() + back_off_).time_since_epoch().count();
+}
+
+void BlockLog::Probe() {
+  if (!failed_.load(std::memory_order_relaxed) || paused()) return;
+  const uint32_t number = OpenSegment(/*moved=*/true);
+  if (number == kNoSegment) return NoteWrite(Status::Ok());  // nothing could be written anyway
+  const uint32_t first = segments_[number].written_blocks;
+  const uint32_t blocks = std::min(kProbeBlocks, kSegmentBlocks - first);
+  BlockBuffers buffers;
+  std::byte* const zeros = buffers.Reserve(blocks);
+  std::memset(zeros, 0, size_t{blocks} * kBlockBytes);
+  NoteWrite(file_->Write(uint64_t{number} * kSegmentBlocks + first,
+                         {zeros, size_t{blocks} * kBlockBytes}));
+}
+
+std::string BlockLog::failure() const {
+  if (!failed_.load(std::memory_order_relaxed)) return "";
+  const std::lock_guard lock(failure_mutex_);
+  return failure_;
 }
 
 void BlockLog::Finish(std::span<const LogEntry> entries, const LogBatch& batch,
@@ -164,8 +202,21 @@ void BlockLog::Finish(std::span<const LogEntry> entries, const LogBatch& batch,
   row_bytes_.fetch_add(row_bytes, std::memory_order_relaxed);
 }
 
+// Blocks at the end of what a segment has are given to the next batch: a scan of those that nobody
+// wrote would fail.
 void BlockLog::Release(std::span<const LogEntry> entries, const LogBatch& batch) {
-  for (const LogRun& run : batch.runs) --segments_[run.first / kSegmentBlocks].writing;
+  size_t last = batch.slots.size();
+  for (auto run = batch.runs.rbegin(); run != batch.runs.rend(); ++run) {
+    Segment& segment = segments_[run->first / kSegmentBlocks];
+    --segment.writing;
+    const bool at_end = run->first % kSegmentBlocks + run->blocks == segment.written_blocks;
+    if (at_end) segment.written_blocks -= run->blocks;
+    for (; last > 0 && BlockOf(batch.slots[last - 1]) >= run->first; --last) {
+      if (BlockOf(batch.slots[last - 1]) >= run->first + run->blocks) break;
+      if (!at_end) continue;
+      segment.entry_bytes -= EntryBytes(entries[last - 1].bytes.size());
+    }
+  }
   for (size_t s = 0; s < batch.slots.size(); ++s) {
     Free(batch.slots[s], static_cast<uint32_t>(entries[s].bytes.size()));
   }
@@ -317,7 +368,7 @@ Status BlockLog::Reopen(std::span<const SealedSegment> segments) {
       blocks, [&](size_t b, const std::byte* block) { return CheckBlock(blocks[b], block); });
 }
 
-bool BlockLog::Adopt(uint64_t slot, uint32_t bytes) {
+bool BlockLog::MarkLive(uint64_t slot, uint32_t bytes) {
   if (SegmentOf(slot) >= segments_.size() || bytes > kMaxEntryBytes) return false;
   Segment& segment = segments_[SegmentOf(slot)];
   const uint64_t block = BlockOf(slot) % kSegmentBlocks;
@@ -327,6 +378,7 @@ bool BlockLog::Adopt(uint64_t slot, uint32_t bytes) {
 }
 
 std::optional<LogRun> BlockLog::NextToCompact(uint32_t blocks, double least_dead) {
+  if (paused()) return std::nullopt;
   if (compacting_ == kNoSegment) {
     uint32_t most_dead = 0;
     for (uint32_t s = 0; s < segments_.size(); ++s) {

@@ -17,14 +17,19 @@
 //   3. A segment whose last live byte is freed is used again; nothing is written over before. If
 //      the newest complete seal, or the one being written, names it, it waits for the next one.
 //
+// A file that refuses a write, as the disk is full, is left alone for a while: Take fails at once,
+// and nothing is compacted, for 100 ms and then twice as long each time, up to 5 s.
+//
 // Threads: Read(), Write(), Scan() and Stats() on any thread beside one writer; Read for slots
 // published to that thread and not yet freed. All else: one writer.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -117,6 +122,16 @@ class BlockLog {
   // gives the entries their slots, which count as live, and must not be read or freed before the
   // last.
   Result<LogBatch> Take(std::span<const LogEntry> entries, bool moved = false);
+  // Why the last write failed; empty once one has gone well. Any thread.
+  std::string failure() const;
+  // Writes are not tried before a while has passed. Any thread.
+  bool paused() const {
+    return paused_until_.load(std::memory_order_relaxed) >
+           std::chrono::steady_clock::now().time_since_epoch().count();
+  }
+  // After a write that failed, and the pause: tries one where nothing is yet, of what an eviction
+  // writes. Else a disk that has room again would be taken for full until rows are to leave.
+  void Probe();
   // Any thread. Requires: the batch that Take gave for the entries. The file's error.
   Status Write(std::span<const LogEntry> entries, const LogBatch& batch);
   // `written`: what Write said. If it is an error, the slots are given back, the blocks are dead.
@@ -160,7 +175,7 @@ class BlockLog {
   // was sealed, kDeviceError: the log must then not be used.
   Status Reopen(std::span<const SealedSegment> segments);
   // A row of the seal is in use. False: there cannot be such a row.
-  bool Adopt(uint64_t slot, uint32_t bytes);
+  bool MarkLive(uint64_t slot, uint32_t bytes);
 
   static constexpr uint32_t kNoSegment = ~0U;
   static uint32_t SegmentOf(uint64_t slot) {
@@ -211,6 +226,7 @@ class BlockLog {
   // The segment with room for more blocks, or a free one.
   uint32_t OpenSegment(bool moved) const;
   void Release(std::span<const LogEntry> entries, const LogBatch& batch);
+  void NoteWrite(const Status& written);
 
   std::unique_ptr<BlockFile> file_;
   std::function<void(uint32_t segment)> on_close_;
@@ -221,6 +237,11 @@ class BlockLog {
   std::atomic<uint64_t> kept_bytes_{0};
   mutable BadBlocks bad_blocks_;
   uint64_t next_salt_;  // by chance at first: no other process of this file has the same
+  mutable std::mutex failure_mutex_;
+  std::string failure_;                    // of the last write; under the mutex
+  std::chrono::milliseconds back_off_{0};  // after it; the same
+  std::atomic<bool> failed_{false};        // whether there is one
+  std::atomic<int64_t> paused_until_{0};   // by the steady clock
   std::atomic<uint64_t> bytes_written_{0};
   std::atomic<uint64_t> row_bytes_{0};
   std::atomic<uint64_t> write_errors_{0};

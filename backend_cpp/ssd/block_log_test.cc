@@ -132,6 +132,11 @@ class BlockLogFaultTest : public ::testing::Test {
     return log_.CheckIntegrity(rows);
   }
 
+  // Until a write is tried again after one that failed.
+  void AwaitRetry() const {
+    while (log_.paused()) std::this_thread::yield();
+  }
+
   static constexpr uint32_t kBytes = 200;
   Faults faults_;
   BlockLog log_;
@@ -187,10 +192,34 @@ TEST_F(BlockLogFaultTest, AFullDiskIsReportedAndLosesNothing) {
   EXPECT_NE(full.message().find("No space left on device"), std::string::npos) << full.ToString();
   EXPECT_EQ(slots_.size(), 100U);
   EXPECT_EQ(log_.Stats().write_errors, 1U);
+  EXPECT_NE(log_.failure().find("No space left on device"), std::string::npos);
   faults_.Clear();
+  AwaitRetry();
   ASSERT_TRUE(Write(100, 100).ok());
+  EXPECT_EQ(log_.failure(), "");
   for (uint64_t key = 0; key < 200; ++key) ASSERT_TRUE(Read(key).ok());
   EXPECT_TRUE(Integrity().ok());
+}
+
+// A full disk is tried a few times a second at first, and nothing of the log is read or written
+// meanwhile; blocks that nobody wrote are no part of it.
+TEST_F(BlockLogFaultTest, AFullDiskIsLeftAloneForAWhile) {
+  ASSERT_TRUE(Write(0, 100).ok());
+  const LogStats before = log_.Stats();
+  faults_.FillDisk();
+  for (int i = 0; i < 1000; ++i) EXPECT_EQ(Write(100, 100).code(), Code::kDeviceError);
+  EXPECT_TRUE(log_.paused());
+  EXPECT_EQ(log_.NextToCompact(16, 0), std::nullopt);
+  EXPECT_LE(log_.Stats().write_errors, 3U);
+  EXPECT_EQ(log_.Stats().bytes_written, before.bytes_written);
+  faults_.Clear();
+  AwaitRetry();
+  ASSERT_TRUE(Write(100, 100).ok());
+  std::vector<LogRow> rows;
+  std::vector<std::byte> bytes;
+  const LogStats healed = log_.Stats();
+  log_.Scan({0, static_cast<uint32_t>(healed.bytes_written / kBlockBytes), 0}, &rows, &bytes);
+  EXPECT_EQ(log_.Stats().read_errors, 0U);
 }
 
 // A disk that stays full burns the segments' blocks, and gives them back.
@@ -199,6 +228,7 @@ TEST_F(BlockLogFaultTest, AnyNumberOfFailedWritesLeavesTheLogUsable) {
   faults_.FillDisk();
   for (int i = 0; i < 50; ++i) EXPECT_EQ(Write(100, 1000).code(), Code::kDeviceError);
   faults_.Clear();
+  AwaitRetry();
   ASSERT_TRUE(Write(100, 1000).ok());
   EXPECT_TRUE(Integrity().ok()) << Integrity().ToString();
 }

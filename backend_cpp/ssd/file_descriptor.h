@@ -29,6 +29,17 @@ class BlockDescriptor {
   const bool direct_;
 };
 
+// What `work` says of a read; an exception is kResourceExhausted: reads beside it are still on
+// their way to buffers that are to stay.
+template <typename Work>
+Status Guarded(const Work& work) noexcept {
+  try {
+    return work();
+  } catch (...) {
+    return {Code::kResourceExhausted, {}};
+  }
+}
+
 // kDeviceError naming the block; `error` is errno, 0: the file ends before the block does.
 Status ReadFailed(uint64_t block, int error);
 

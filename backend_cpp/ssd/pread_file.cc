@@ -1,10 +1,12 @@
 // PreadBlockFile: a pool of threads that read a batch side by side with its caller.
 #include <atomic>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
-#include <thread>
+#include <new>
 #include <vector>
 
+#include "base/background_task.h"
 #include "ssd/file_descriptor.h"
 
 namespace embertide {
@@ -19,15 +21,13 @@ constexpr size_t kReadsToShare = 4;
 class PreadBlockFile : public BlockFile {
  public:
   explicit PreadBlockFile(std::unique_ptr<BlockDescriptor> file) : file_(std::move(file)) {
-    for (uint32_t t = 0; t < kThreads; ++t) pool_.emplace_back([this] { Work(); });
-  }
-  ~PreadBlockFile() override {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
+    for (uint32_t t = 0; t < kThreads; ++t) {
+      pool_.push_back(std::make_unique<BackgroundTask>(TaskOptions{.name = "ssd-reads"},
+                                                       [this](const std::stop_token& stop) {
+                                                         Work(stop);
+                                                         return Status::Ok();
+                                                       }));
     }
-    wake_.notify_all();
-    for (std::thread& thread : pool_) thread.join();
   }
 
   Status Read(std::span<const uint64_t> blocks, const BlockSink& sink) override {
@@ -64,12 +64,23 @@ class PreadBlockFile : public BlockFile {
     Status failed;     // the first failure; guarded by mutex_
   };
 
-  void Drain(Batch* batch) {
+  void Drain(Batch* batch) noexcept {
     thread_local BlockBuffers buffers;
-    std::byte* buffer = buffers.Reserve(1);
+    std::byte* buffer = nullptr;
+    try {
+      buffer = buffers.Reserve(1);
+    } catch (const std::bad_alloc&) {
+      // Others may have memory for it; the caller, who is last, says so.
+      const std::lock_guard lock(mutex_);
+      if (batch->failed.ok()) batch->failed = {Code::kResourceExhausted, {}};
+      batch->next.store(batch->blocks.size());
+      return;
+    }
     for (size_t i; (i = batch->next.fetch_add(1)) < batch->blocks.size();) {
-      Status status = file_->Read(batch->blocks[i], buffer);
-      if (status.ok()) status = batch->sink(i, buffer);
+      Status status = Guarded([&] {
+        EMBERTIDE_RETURN_IF_ERROR(file_->Read(batch->blocks[i], buffer));
+        return batch->sink(i, buffer);
+      });
       if (status.ok()) continue;
       batch->next.store(batch->blocks.size());
       const std::lock_guard lock(mutex_);
@@ -78,19 +89,16 @@ class PreadBlockFile : public BlockFile {
     }
   }
 
-  void Work() {
+  void Work(const std::stop_token& stop) {
     std::unique_lock lock(mutex_);
-    while (true) {
-      // Asked once: the caller may take the batch's last read at any moment.
-      Batch* batch = nullptr;
-      wake_.wait(lock, [&] { return stop_ || (batch = Unfinished()) != nullptr; });
-      if (stop_) return;
-      ++batch->helpers;
-      lock.unlock();
-      Drain(batch);
-      lock.lock();
-      if (--batch->helpers == 0) idle_.notify_all();
-    }
+    // Asked once: the caller may take the batch's last read at any moment.
+    Batch* batch = nullptr;
+    if (!wake_.wait(lock, stop, [&] { return (batch = Unfinished()) != nullptr; })) return;
+    ++batch->helpers;
+    lock.unlock();
+    Drain(batch);
+    lock.lock();
+    if (--batch->helpers == 0) idle_.notify_all();
   }
   // Requires: mutex_ held.
   Batch* Unfinished() {
@@ -102,11 +110,11 @@ class PreadBlockFile : public BlockFile {
 
   const std::unique_ptr<BlockDescriptor> file_;
   std::mutex mutex_;
-  std::condition_variable wake_;
+  std::condition_variable_any wake_;
   std::condition_variable idle_;
   std::vector<Batch*> open_;  // at most one a reading thread
-  bool stop_ = false;
-  std::vector<std::thread> pool_;
+  // Last: they use the members above. One that is missing leaves its reads to the others.
+  std::vector<std::unique_ptr<BackgroundTask>> pool_;
 };
 
 }  // namespace

@@ -22,6 +22,7 @@ class RingBlockFile : public BlockFile {
   RingBlockFile(const char* engine, MakeRing make, std::unique_ptr<BlockDescriptor> file,
                 std::unique_ptr<ReadRing> first)
       : engine_(engine), make_(make), file_(std::move(file)) {
+    idle_.reserve(kMaxRings);  // giving a ring back takes no memory
     idle_.push_back(std::move(first));
   }
 
@@ -89,8 +90,10 @@ class RingBlockFile : public BlockFile {
         const size_t read = reads[buffer];
         free[kReadDepth - in_flight--] = buffer;
         if (!status.ok()) continue;
-        status = Finish(done[d], blocks[read], ring->Buffer(buffer));
-        if (status.ok()) status = sink(read, ring->Buffer(buffer));
+        status = Guarded([&] {
+          EMBERTIDE_RETURN_IF_ERROR(Finish(done[d], blocks[read], ring->Buffer(buffer)));
+          return sink(read, ring->Buffer(buffer));
+        });
       }
     }
     return status;

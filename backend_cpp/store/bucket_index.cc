@@ -42,6 +42,12 @@ uint64_t MostTaken(uint64_t groups, bool lean) {
   return lean ? groups * kLeanEntries * 17 / 20 : groups * kPlainEntries * 3 / 4;
 }
 
+Status NoMemory(uint64_t bytes) {
+  return {Code::kResourceExhausted, "the system has no memory for an index of " +
+                                        std::to_string(bytes) +
+                                        " bytes, which its budget would allow"};
+}
+
 uint32_t PagesOf(uint32_t groups) {
   return (groups + BucketIndex::kPageGroups - 1) / BucketIndex::kPageGroups;
 }
@@ -55,7 +61,7 @@ BucketIndex::Arrays BucketIndex::Allocate(uint32_t size, bool lean, PagePool* po
   const uint64_t head = HeadBytes(groups);
   void* memory = std::aligned_alloc(alignof(IndexGroup),
                                     head + (paged ? 0 : uint64_t{groups} * sizeof(IndexGroup)));
-  if (memory == nullptr) throw std::bad_alloc();
+  if (memory == nullptr) return {};
 #ifdef EMBERTIDE_LEAK_CHECK
   // Beside the size in one word, the address of a list is none to the leak checker.
   __lsan_ignore_object(memory);
@@ -67,7 +73,15 @@ BucketIndex::Arrays BucketIndex::Allocate(uint32_t size, bool lean, PagePool* po
   for (uint32_t p = 0; p < pages; ++p) {
     const bool whole = uint64_t{p + 1} * kPageGroups <= groups;
     std::byte* page = paged ? pool->Take(whole) : behind + uint64_t{p} * kPageBytes;
-    if (page == nullptr) throw std::bad_alloc();
+    if (page == nullptr) {
+      // Those taken so far go as arrays of as many pages do.
+      if (p > 0) {
+        Free(pool, {list, p * kPageGroups, 0});
+      } else {
+        std::free(memory);
+      }
+      return {};
+    }
     list[p] = reinterpret_cast<IndexGroup*>(page);
   }
   return {list, groups, lean ? lean_.slot_bits : 0U};
@@ -183,7 +197,7 @@ BucketIndex::Spot BucketIndex::Probe(uint64_t hash, uint64_t key) const {
 
 Location BucketIndex::FindPlainFrom(Cursor at, uint64_t key, GroupRef* group) {
   uint64_t word = FindPlain(*at.group, key);
-  while (word == kGoesOn) {
+  while (word == kContinueProbe) {
     at.Advance();
     word = FindPlain(*at.group, key);
   }
@@ -195,13 +209,13 @@ Location BucketIndex::FindLeanFrom(Cursor at, uint64_t hash, uint64_t key, Group
   const uint64_t turned = lean_.Turned(hash);
   uint64_t found = FindLean(*at.group, at.group.slot_bits(), turned);
   // No window is smaller, but that of arrays with fewer groups, which are not all full.
-  for (uint32_t least = LeanShape::kLeastWindow; found == kGoesOn && least > 0; --least) {
+  for (uint32_t least = LeanShape::kLeastWindow; found == kContinueProbe && least > 0; --least) {
     at.Advance();
     found = FindLean(*at.group, at.group.slot_bits(), turned);
   }
   *group = at.group;
   if (found == 0) return {};
-  if (found != kAskIndex && found != kGoesOn) return lean_.RowOf(found);
+  if (found != kAskIndex && found != kContinueProbe) return lean_.RowOf(found);
   // A tag alone may be another key's.
   const Spot spot = Probe(hash, key);
   *group = spot.at.group;
@@ -357,19 +371,24 @@ Status BucketIndex::ReserveEntries(ByteBudget* budget, PagePool* pool, const Ret
     return {Code::kResourceExhausted,
             "an index of " + std::to_string(bytes) + " bytes does not fit the budget"};
   }
-  GrowInto(size, pool);
+  if (!GrowInto(size, pool)) {
+    budget->Release(bytes);
+    return NoMemory(bytes);
+  }
   if (now.pages == nullptr) return Status::Ok();
   Step(kStepGroups, retire);
   return growing() && GrowthOf(arrays())->stuck ? MakePlain(budget, pool, retire) : Status::Ok();
 }
 
-void BucketIndex::GrowInto(uint32_t size, PagePool* pool) {
+bool BucketIndex::GrowInto(uint32_t size, PagePool* pool) {
   const Arrays now = arrays();
   const Arrays to = Allocate(size, lean_.Window(kGroupCounts[size]) > 0, pool);
+  if (to.pages == nullptr) return false;
   const uint64_t packed = Packed(to, size);
   deleted_ = 0;
   GrowthOf(to)->from = now;
   packed_.store(now.pages == nullptr ? packed : packed | kGrowing, std::memory_order_seq_cst);
+  return true;
 }
 
 void BucketIndex::Shrink(ByteBudget* budget, PagePool* pool, const Retire& retire) {
@@ -381,7 +400,10 @@ void BucketIndex::Shrink(ByteBudget* budget, PagePool* pool, const Retire& retir
   while (!Holds(size, wanted)) ++size;
   if (kGroupCounts[size] * 4 > arrays().group_count * 3) return;
   if (!budget->TryCharge(BytesFor(kGroupCounts[size]))) return;
-  GrowInto(size, pool);
+  if (!GrowInto(size, pool)) {
+    budget->Release(BytesFor(kGroupCounts[size]));
+    return;
+  }
   Step(~0U, retire);
 }
 
@@ -429,6 +451,10 @@ Status BucketIndex::MakePlain(ByteBudget* budget, PagePool* pool, const Retire& 
                                           "the budget"};
   }
   const Arrays to = Allocate(size, /*lean=*/false, pool);
+  if (to.pages == nullptr) {
+    budget->Release(bytes);
+    return NoMemory(bytes);
+  }
   for (const Arrays& each : {now, from}) {
     for (uint32_t number = 0; number < each.group_count; ++number) {
       const Cursor at{each, number, each.group(number)};

@@ -110,7 +110,7 @@ class BucketIndex {
   uint64_t Wanted(uint64_t hash, uint64_t key, GroupRef group) const {
     return group.lean() ? lean_.Turned(hash) : key;
   }
-  // What it found there, unless that is kGoesOn.
+  // What it found there, unless that is kContinueProbe.
   Location FoundBy(uint64_t hash, uint64_t key, GroupRef group, uint64_t found) const {
     if (found == 0) return {};
     if (!group.lean()) return LocationOf(found);
@@ -258,6 +258,7 @@ class BucketIndex {
   static Growth* GrowthOf(const Arrays& to) { return reinterpret_cast<Growth*>(to.pages) - 1; }
   // Of the piece of the heap that holds growth and list, up to where groups may follow.
   static uint64_t HeadBytes(uint32_t group_count);
+  // Without pages where the system has no memory for them.
   Arrays Allocate(uint32_t size, bool lean, PagePool* pool) const;
   // One word names the arrays, their size and their kind, so that a reader never sees those of two.
   static constexpr uint32_t kSizeShift = 48;
@@ -291,7 +292,8 @@ class BucketIndex {
   bool Holds(uint32_t size, uint64_t entries) const;
   // New arrays of a size, into which Step moves what there is. Requires: not growing; their bytes
   // are charged.
-  void GrowInto(uint32_t size, PagePool* pool);
+  // False: the system has no memory for it.
+  bool GrowInto(uint32_t size, PagePool* pool);
   // Moves the next homes, and hands the old arrays to `retire` when all are. Stops early at one
   // that has no room where it belongs. Requires: growing.
   void Step(uint32_t groups, const Retire& retire);

@@ -195,6 +195,33 @@ TEST_P(IndexTest, AFullBudgetRefusesAndChangesNothing) {
   for (uint64_t k = 0; k < key; ++k) ASSERT_EQ(index.Peek(HashKey(k), k), Place(k));
 }
 
+// The system may have no memory where the budget has room. Before, that ended the process.
+TEST_P(IndexTest, WithoutMemoryItRefusesAndChangesNothing) {
+  constexpr uint64_t kPages = kHugePageBytes / BucketIndex::kPageBytes;  // it has no fewer
+  PagePool few(kPages, BucketIndex::kPageBytes);
+  Status refused;
+  uint64_t key = 0;
+  const auto reserve = [&] {
+    refused = index.Reserve(&budget, &few, Retires(), HashKey(key));
+    for (const auto& arrays : retired) budget.Release(arrays.bytes());
+    for (const auto& arrays : retired) BucketIndex::Free(&few, arrays);
+    retired.clear();
+    return refused.ok();
+  };
+  for (; reserve(); ++key) index.Insert(HashKey(key), Place(key));
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  EXPECT_NE(refused.message().find("the system has no memory"), std::string::npos)
+      << refused.message();
+  EXPECT_FALSE(reserve());
+  EXPECT_EQ(budget.used_bytes(), index.bytes());
+  EXPECT_TRUE(index.CheckIntegrity().ok());
+  for (uint64_t k = 0; k < key; ++k) ASSERT_EQ(index.Peek(HashKey(k), k), Place(k));
+  index.Clear(&few);
+  for (uint64_t page = 0; page < kPages; ++page) {
+    EXPECT_NE(few.Take(), nullptr) << "pages of attempts that failed are given back";
+  }
+}
+
 // Arrays stay until the readers are gone, as the store's epochs see to.
 TEST_P(IndexTest, ReadersFindEveryKeyThatWasThereWhenTheyAsked) {
   constexpr uint64_t kKeys = 60000;

@@ -114,7 +114,7 @@ uint32_t Evictor::ChooseByPolicy(RowPool* pool, uint64_t wanted, std::vector<Hol
 
 bool Evictor::Demote(RowPool* pool, const std::vector<Holder>& victims, MoveKind kind,
                      WriterLock* writer) {
-  if (victims.empty() || pool->ssd == nullptr) return false;
+  if (victims.empty() || pool->ssd == nullptr || pool->ssd->paused()) return false;
   std::vector<Moving> rows;
   uint64_t all_bytes = 0;
   for (const Holder& v : victims) {
@@ -180,7 +180,7 @@ bool Evictor::EvictByClock(RowPool* pool, Hand* hand, uint64_t bytes, bool chain
 }
 
 bool Evictor::Evict(RowPool* pool, WriterLock* writer) {
-  if (pool->ssd == nullptr) return false;
+  if (pool->ssd == nullptr || pool->ssd->paused()) return false;
   const uint64_t bytes = std::min(kEvictBytes, pool->budget.limit_bytes() / kLeastOverEvicted);
   if (pool->policy != nullptr) return EvictByPolicy(pool, bytes, writer);
   if (pool->shared_out) {
@@ -205,7 +205,12 @@ void Evictor::MoveCondemned(RowPool* pool, uint32_t entries, bool demote, Writer
     const Table& table = store_.tables[holder.table];
     const uint32_t payload = table.config.layout.PayloadBytes(place.live());
     const uint32_t aux = store_.AuxBytes(table);
-    const Result<uint64_t> slot = pool->arena.AllocateInRoom(payload, aux);
+    const Result<uint64_t> slot =
+        pool->arena.AllocateInRoom(SlotPayload(table.config.layout, place.live()), aux);
+    if (slot.ok() && place.live() == 0 && slot.value() == 0) {  // see LeanShape::WordOf
+      pool->arena.Free(0);
+      return;
+    }
     if (!slot.ok()) {
       if (!demote || !pool->GivesWay(holder.table)) return;
       victims.push_back(holder);
@@ -254,6 +259,7 @@ uint64_t Evictor::ShareLacks(const RowPool& pool, uint32_t table) const {
 }
 
 bool Evictor::EvictTable(RowPool* pool, uint32_t table, WriterLock* writer) {
+  if (pool->ssd == nullptr || pool->ssd->paused()) return false;
   TableShare& share = pool->shares[table];
   const uint64_t lacks = ShareLacks(*pool, table);
   const uint64_t batch = std::min(kEvictBytes, std::max(share.bytes / kLeastOverEvicted, lacks));

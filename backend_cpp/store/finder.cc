@@ -254,7 +254,7 @@ void Finder::PlaceEach(size_t first, size_t n, const uint64_t* words) {
     }
     // One in six goes on, too few and too many for a branch: its next group is asked for as if it
     // were a row.
-    const bool goes_on = word == kGoesOn;
+    const bool goes_on = word == kContinueProbe;
     late_[late_count_] = i;
     late_count_ += static_cast<size_t>(goes_on);
     const uint64_t other = -static_cast<uint64_t>(goes_on);
@@ -335,7 +335,7 @@ void Finder::Settle() {
   last_count_ = 0;
   for (size_t l = 0; l < late_count_; ++l) {
     const size_t i = late_[l];
-    if (words[l] == kGoesOn) {
+    if (words[l] == kContinueProbe) {
       for (size_t ahead = 1; ahead <= kGroupsAhead; ++ahead) AskFor(groups[l].Behind(ahead));
       last_[last_count_++] = i;
     } else {
@@ -420,7 +420,7 @@ void Finder::Count() {
       std::ranges::any_of(store_->pools, [](const auto& pool) { return pool->ssd != nullptr; });
   if (!rows_move) {
     size_t i = until_counted_;
-    for (; i < size_; i += 1 + dice_.Gap(kCountEvery)) BucketIndex::Count(groups_[i], keys_[i]);
+    for (; i < size_; i += 1 + gaps_.Gap(kCountEvery)) BucketIndex::Count(groups_[i], keys_[i]);
     until_counted_ = i - size_;
     return;
   }

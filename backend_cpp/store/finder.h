@@ -22,7 +22,7 @@
 #include <span>
 #include <vector>
 
-#include "store/dice.h"
+#include "store/gap_sampler.h"
 #include "store/prefetch.h"
 #include "store/row_ops.h"
 #include "store/store_state.h"
@@ -173,7 +173,7 @@ class Finder {
   std::vector<std::byte> ssd_rows_;
   std::vector<std::pair<RowPool*, Access>> accesses_;
   std::vector<WatchedKey> watched_;
-  Dice dice_;
+  GapSampler gaps_;
   size_t until_counted_ = 0;  // keys
 };
 

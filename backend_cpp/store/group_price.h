@@ -30,7 +30,7 @@ struct CountsWorth {
 
 // What a table's utilities are taken by, so that those of all tables of a group say the same.
 struct UtilityScale {
-  double at_stake = 0.0;  // sums of Store::NoteStake, which decay as utilities do
+  double at_stake = 0.0;  // sums of Store::RecordSensitivity, which decay as utilities do
   double squares = 0.0;
   uint64_t step = 0;   // the newest of them
   double scale = 1.0;  // what the last pass made of them
@@ -90,7 +90,8 @@ struct GroupPrice {
   std::vector<SeenKeys> seen EMBERTIDE_GUARDED_BY(mutex);
   WaitingKeys waiting EMBERTIDE_GUARDED_BY(mutex);
   // The next three are written under the mutex: by a pass and by who loads a saved state, which do
-  // not run at once, and the scales' sums by NoteStake. So a pass may read the others without it.
+  // not run at once, and the scales' sums by RecordSensitivity. So a pass may read the others
+  // without it.
   std::vector<CountsWorth> counts;   // by place in `tables`
   std::vector<UtilityScale> scales;  // by place in `tables`
   float price = 0.0F;

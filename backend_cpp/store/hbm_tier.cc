@@ -207,7 +207,7 @@ struct HbmTier::Flight {
                              tier->AccessesToEnter(table) != 0;
       if (may_enter) missed.emplace_back(table, static_cast<uint64_t>(keys[i]));
     }
-    tier->Wish(missed);
+    tier->RequestAdmission(missed);
     return batch->Pool();
   }
 
@@ -265,7 +265,7 @@ Status HbmTier::Lookup(uint64_t version, std::span<const BagFeature> features,
   return without(status.message());
 }
 
-void HbmTier::Wish(const std::vector<std::pair<uint32_t, uint64_t>>& missed) {
+void HbmTier::RequestAdmission(const std::vector<std::pair<uint32_t, uint64_t>>& missed) {
   if (missed.empty()) return;
   // A reader never waits: what finds no room wishes again at its next miss.
   const std::unique_lock lock(wishes_mutex_, std::try_to_lock);

@@ -78,7 +78,7 @@ class HbmTier {
   // The samples of all requests in order, in batches that fit; false if a sample does not.
   bool Cut(size_t features, std::span<const KeyBags> requests, std::vector<Pieces>* batches) const;
   Status AnswerAll(std::span<const Pieces> batches, Flight* flight);
-  void Wish(const std::vector<std::pair<uint32_t, uint64_t>>& missed);
+  void RequestAdmission(const std::vector<std::pair<uint32_t, uint64_t>>& missed);
 
   std::unique_ptr<HbmCache> cache_;
   uint64_t arena_bytes_ = 0;

@@ -83,10 +83,10 @@ class GroupRef {
   uintptr_t bits_;
 };
 
-// What a search for a key in a group gave, if not the word of a row of DDR. As a word, kGoesOn
-// names a row of DDR, so that one test tells both from all else.
+// What a search for a key in a group gave, if not the word of a row of DDR. As a word,
+// kContinueProbe names a row of DDR, so that one test tells both from all else.
 inline constexpr uint64_t kIndexDeleted = 1ULL << 56;
-inline constexpr uint64_t kGoesOn = kIndexDeleted | Location::kDdrKind;
+inline constexpr uint64_t kContinueProbe = kIndexDeleted | Location::kDdrKind;
 // The index has to be asked by itself: a chain, a removed key, or an entry that is no row's.
 inline constexpr uint64_t kAskIndex =
     kIndexDeleted | (uint64_t{static_cast<uint8_t>(TierId::kNowhere)} << 54);
@@ -185,9 +185,9 @@ template <typename Vector>
 }
 #endif
 
-// The word of `key` in a plain group; if it is not there 0, or kGoesOn if it may be in the next.
-// Always inlined, as what follows: files of wider vectors compile it too, and no such code may
-// serve another file.
+// The word of `key` in a plain group; if it is not there 0, or kContinueProbe if it may be in the
+// next. Always inlined, as what follows: files of wider vectors compile it too, and no such code
+// may serve another file.
 [[gnu::always_inline]] inline uint64_t FindPlain(const IndexGroup& group, uint64_t key) {
   // A deleted or an empty entry may keep any key; its word adds nothing but the mark.
   uint64_t word = 0;
@@ -202,7 +202,7 @@ template <typename Vector>
   const __mmask8 its = _mm256_mask_cmpeq_epi64_mask(before, LoadLanes<__m256i>(keys), wanted);
   const __mmask8 empty = _mm256_testn_epi64_mask(words, words);
   const __m256i undeleted = _mm256_andnot_si256(_mm256_set1_epi64x(kIndexDeleted), words);
-  const __m256i first = _mm256_mask_compress_epi64(_mm256_set1_epi64x(kGoesOn),
+  const __m256i first = _mm256_mask_compress_epi64(_mm256_set1_epi64x(kContinueProbe),
                                                    static_cast<__mmask8>(its | empty), undeleted);
   return static_cast<uint64_t>(_mm_cvtsi128_si64(_mm256_castsi256_si128(first)));
 #elif defined(EMBERTIDE_VECTOR_GROUPS) && defined(__AVX2__)
@@ -244,12 +244,12 @@ template <typename Vector>
   }
 #endif
   word &= ~kIndexDeleted;
-  return word | (static_cast<uint64_t>(static_cast<unsigned>(word == 0) & full) * kGoesOn);
+  return word | (static_cast<uint64_t>(static_cast<unsigned>(word == 0) & full) * kContinueProbe);
 }
 
 // What a lean group has of a turned hash: a row of DDR, as LeanShape::RowOf takes it; if it is not
-// there 0, or kGoesOn if it may be in the next; kAskIndex if that does not say it. Requires: the
-// key would stand within its window.
+// there 0, or kContinueProbe if it may be in the next; kAskIndex if that does not say it. Requires:
+// the key would stand within its window.
 [[gnu::always_inline]] inline uint64_t FindLean(const IndexGroup& group, uint32_t slot_bits,
                                                 uint64_t turned) {
   // The first entry with the hash's tag; if there is none, the last: that it is used says to go on.
@@ -281,7 +281,7 @@ template <typename Vector>
   // By masks, for one key in ten goes on: too few and too many for a branch.
   const uint64_t any = -static_cast<uint64_t>(its != 0);
   const uint64_t used = -static_cast<uint64_t>(word != 0);
-  return (found & any) | (kGoesOn & used & ~any);
+  return (found & any) | (kContinueProbe & used & ~any);
 }
 
 // `wanted` is the key, or its turned hash where the group is lean.

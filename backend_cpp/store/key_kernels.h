@@ -83,7 +83,7 @@ RowOps::Placed PlaceAll(const RowShape& shape, const uint64_t* words, const Grou
   for (size_t i = 0; i < n; i += kNotes) {
     const auto word = Load<Notes>(words + i);
     const auto group = Load<Notes>(groups + i);
-    const auto goes_on = word == Notes{} + kGoesOn;
+    const auto goes_on = word == Notes{} + kContinueProbe;
     const auto other = (word & Location::kKindMask) != Notes{} + Location::kDdrKind;
     placed.go_on |= BitsOf(reinterpret_cast<Notes>(goes_on)) << i;
     placed.other |= BitsOf(reinterpret_cast<Notes>(other)) << i;
@@ -146,7 +146,7 @@ Notes Compare(const LeanNotes& notes, size_t i, Notes bits, Notes wanted) {
   const auto tagged = (wanted & 0xffff) != kNone;
   const auto row = ((off | others | (word & 1)) == kNone) & used & any & tagged;
   const Notes place = ((word & ~(~kNone << bits)) >> 1) | Location::kDdrKind;
-  const Notes no_row = any ? kNone + kAskIndex : used ? kNone + kGoesOn : kNone;
+  const Notes no_row = any ? kNone + kAskIndex : used ? kNone + kContinueProbe : kNone;
   return row ? place : no_row;
 }
 

@@ -41,7 +41,7 @@ void LateKeys::Add(Table* table, RowPool* pool, std::span<const PartWorker::Late
 void LateKeys::Finish() {
   for (size_t first = 0; first < keys_.size();) {
     const size_t end = ReadRows(first);
-    SeeTo(first, end);
+    ProcessRange(first, end);
     EndBatches();
     first = end;
   }
@@ -101,7 +101,7 @@ size_t LateKeys::ReadRows(size_t first) {
   return end;
 }
 
-void LateKeys::SeeTo(size_t first, size_t end) {
+void LateKeys::ProcessRange(size_t first, size_t end) {
   for (size_t k = first; k < end;) {
     RowPool* const pool = keys_[k].pool;
     const std::lock_guard writer(pool->writer);

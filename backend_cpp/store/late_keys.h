@@ -55,7 +55,7 @@ class LateKeys {
   // Reads the rows of keys from `first` on; returns where it ended.
   size_t ReadRows(size_t first);
   // The keys [first, end) in their order.
-  void SeeTo(size_t first, size_t end);
+  void ProcessRange(size_t first, size_t end);
   // With the last of them, what was read for them.
   void EndBatches();
   PartWorker::Late LateOf(const Key& key) const;

@@ -222,7 +222,7 @@ class BelowHbmLookup : public BelowHbm {
       scratch_->finder.watched().push_back({hash, table, bucket});
     }
     if (scratch_->until_observed-- > 0) return;
-    scratch_->until_observed = scratch_->dice.Gap(observer->every());
+    scratch_->until_observed = scratch_->gaps.Gap(observer->every());
     Observe(store_.tables[table], key, {nullptr, live, Source::kHbm}, observer->every(), scratch_);
   }
 

@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
-#include "store/dice.h"
 #include "store/finder.h"
+#include "store/gap_sampler.h"
 #include "store/row_ops.h"
 #include "store/store_state.h"
 
@@ -28,7 +28,7 @@ struct LookupScratch {
   std::vector<double> sums;
   std::vector<SourceCounts> counts;  // by table
   std::vector<ObservedRead> observed;
-  Dice dice;
+  GapSampler gaps;
   size_t until_observed = 0;  // keys
   // A batch that failed leaves nothing to the next, which may be another store's.
   void Begin(size_t tables) {
@@ -61,7 +61,7 @@ inline void Tally(const StoreState& store, const Table& table, size_t at, size_t
   if (store.options.observer == nullptr) return;
   const uint32_t every = store.options.observer->every();
   size_t next = scratch->until_observed;
-  for (; next < n; next += 1 + scratch->dice.Gap(every)) {
+  for (; next < n; next += 1 + scratch->gaps.Gap(every)) {
     const size_t i = at + next;
     if (!finder.remote(i)) Observe(table, finder.key(i), found[i], every, scratch);
   }

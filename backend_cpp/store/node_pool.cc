@@ -21,7 +21,10 @@ VersionNode* NodePool::Take() {
   if (room_ == nullptr) {
     if (!budget_->TryCharge(kPageBytes)) return nullptr;
     std::byte* memory = pages_->Take();
-    if (memory == nullptr) throw std::bad_alloc();
+    if (memory == nullptr) {  // as if the budget had none left: the version is refused
+      budget_->Release(kPageBytes);
+      return nullptr;
+    }
     Link(new (memory) Page);
     page_count_.fetch_add(1, std::memory_order_relaxed);
   }

@@ -115,7 +115,7 @@ void PartWorker::Find(size_t first, size_t end) {
   for (size_t i = first; i < end; ++i) {
     Pending& key = At(i);
     key.found = found[i - first];
-    if (key.found != kGoesOn) continue;
+    if (key.found != kContinueProbe) continue;
     BucketIndex::Cursor at = key.bucket->index.Begin(groups_[i].hash);
     at.Advance();
     AskFor(at.group.address());
@@ -127,7 +127,7 @@ void PartWorker::Place(const RowPool& pool, size_t i) {
   const Pending& key = At(i);
   const BucketIndex& index = key.bucket->index;
   AskForRow(pool, i,
-            key.found == kGoesOn
+            key.found == kContinueProbe
                 ? index.Peek(group.hash, group.key)
                 : index.FoundBy(group.hash, group.key, key.index_group, key.found));
 }

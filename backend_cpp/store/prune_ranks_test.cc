@@ -147,8 +147,8 @@ TEST_F(PruneRanksTest, StoresThatShareTheRowsOfOneKeepTheRowsThatItKeeps) {
       Count(counted, &random);
       for (uint32_t t = 0; t < 2; ++t) {
         const double stake = static_cast<double>(random() % 1000) * 0.37;
-        ASSERT_TRUE(whole_->NoteStake(t, stake, 1000.0).ok());
-        for (const auto& rank : ranks_) ASSERT_TRUE(rank->NoteStake(t, stake, 1000.0).ok());
+        ASSERT_TRUE(whole_->RecordSensitivity(t, stake, 1000.0).ok());
+        for (const auto& rank : ranks_) ASSERT_TRUE(rank->RecordSensitivity(t, stake, 1000.0).ok());
       }
       const PruneOutcome outcome = Prune(30'000 + 15'000 * (turn % 3));
       pruned += outcome.rows_pruned;
@@ -205,8 +205,8 @@ TEST_F(PruneRanksTest, SamplesThatAreNotOfOnePassAreRefused) {
             std::string::npos);
   const std::string rare = *ranks_[1]->PruneSample(0, 1 << 20);
   EXPECT_NE(refusal({good[0], rare}).find("one of 2^n rows, n 0"), std::string::npos);
-  ASSERT_TRUE(ranks_[1]->NoteStake(0, 1.0, 2.0).ok());
-  ASSERT_TRUE(ranks_[1]->NoteStake(1, 2.0, 1.0).ok());
+  ASSERT_TRUE(ranks_[1]->RecordSensitivity(0, 1.0, 2.0).ok());
+  ASSERT_TRUE(ranks_[1]->RecordSensitivity(1, 2.0, 1.0).ok());
   const std::string other_stakes = *ranks_[1]->PruneSample(0, 8);
   EXPECT_NE(refusal({good[0], other_stakes}).find("sample 1: scale 1.000000"), std::string::npos);
   Step(0, {1}, {1.0F});

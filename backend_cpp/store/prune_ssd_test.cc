@@ -153,7 +153,7 @@ class PruneSsdTest : public ::testing::Test {
     for (float& log : logs) log = 20.0F + static_cast<float>(random() % 100) * 0.1F;
     ASSERT_TRUE(store->AddCounts(2, counted, logs.data(), kDim / 2).ok());
     for (uint32_t t = 0; t < 3; ++t) {
-      ASSERT_TRUE(store->NoteStake(t, static_cast<double>(random() % 100), 100.0).ok());
+      ASSERT_TRUE(store->RecordSensitivity(t, static_cast<double>(random() % 100), 100.0).ok());
     }
     store->Maintain();
   }

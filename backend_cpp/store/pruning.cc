@@ -308,7 +308,7 @@ Result<PruneOutcome> Store::Prune(uint32_t g, uint64_t bytes, uint32_t max_age,
   return outcome;
 }
 
-Status Store::NoteStake(uint32_t t, double at_stake, double squares) {
+Status Store::RecordSensitivity(uint32_t t, double at_stake, double squares) {
   EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckTable(t));
   const Table& table = impl_->store.tables[t];
   const bool sums = at_stake >= 0.0 && squares >= 0.0 && std::isfinite(at_stake + squares);

@@ -268,8 +268,8 @@ TEST_F(PruningTest, UtilitiesCountAsMuchAsWhatIsAtStakeInTheirTable) {
     Step(t, Keys(0, 500), 1.0F);
     Step(t, Keys(500, 500), 1.5F);
   }
-  ASSERT_TRUE(store_->NoteStake(0, 10.0, 1000.0).ok());
-  ASSERT_TRUE(store_->NoteStake(1, 20.0, 500.0).ok());
+  ASSERT_TRUE(store_->RecordSensitivity(0, 10.0, 1000.0).ok());
+  ASSERT_TRUE(store_->RecordSensitivity(1, 20.0, 500.0).ok());
   const std::string state = *store_->PruneState(0);
   const PruneOutcome outcome = Prune(1100 * kRow);
   EXPECT_EQ(outcome.rows, 1000U);
@@ -288,12 +288,12 @@ TEST_F(PruningTest, UtilitiesCountAsMuchAsWhatIsAtStakeInTheirTable) {
   // Without stakes, or once they are as large in both, the tables are one again.
   ASSERT_TRUE(store_->SetPruneState(0, state).ok());
   EXPECT_EQ(*store_->PruneState(0), state);
-  ASSERT_TRUE(store_->NoteStake(0, 1e6, 2.5e7).ok());
+  ASSERT_TRUE(store_->RecordSensitivity(0, 1e6, 2.5e7).ok());
   Prune(4000 * kRow);
   Step(0, {3000}, 0.1F);
   EXPECT_EQ(Live(0, 3000), 0b1111);
   for (const auto& [stake, squares] : {std::pair{-1.0, 1.0}, {1.0, -1.0}, {NAN, 1.0}}) {
-    const Status refused = store_->NoteStake(0, stake, squares);
+    const Status refused = store_->RecordSensitivity(0, stake, squares);
     EXPECT_NE(refused.message().find("table t0: a stake of"), std::string::npos);
   }
 }

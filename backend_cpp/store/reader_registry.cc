@@ -38,6 +38,9 @@ void ReaderRegistry::Leave(uint32_t reader) {
 }
 
 uint64_t ReaderRegistry::MinEpoch() const {
+#if !defined(__SANITIZE_THREAD__)
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
   uint64_t least = epoch_.load();
   const uint32_t used = slots_used_.load();
   for (uint32_t s = 0; s < used; ++s) {

@@ -3,9 +3,21 @@
 // A reader takes a slot and writes its version into it; while it is inside a read it also shows the
 // global epoch of when that read began. Something unlinked is retired under the epoch of that
 // moment, and may be freed when every read in flight began later. A version may fold when no slot
-// shows an older one. Both are Dekker handshakes: a reader writes its slot before it looks, a
-// writer changes the state before it scans the slots; all of these are sequentially consistent.
-// So a long pin holds back folding, but memory only while it reads.
+// shows an older one. So a long pin holds back folding, but memory only while it reads.
+//
+// Both are Dekker handshakes. For versions, a reader writes its slot before it looks at the window,
+// and a writer changes the window before it scans the slots; all four are sequentially consistent.
+// For what is unlinked, the two that are in the middle are releases and acquires of many places
+// (index words, chains, arrays), so each side has a fence between its two steps:
+//
+//   reader: epoch of its slot = E; fence; loads words       (BeginRead)
+//   writer: stores words; epoch + 1; fence; scans the slots (Retire, MinEpoch)
+//
+// If the writer does not see E, its fence comes before the reader's in the single order of fences,
+// and then the reader's loads see what the writer stored before its own: [atomics.order] 4. If the
+// writer sees E, and E is above the epoch under which something was retired, the reader's load of
+// the epoch has synchronized with that Retire. Without the fences this holds on x86, where a locked
+// instruction is one, and not on Arm.
 //
 // Thread-safe; no call waits. One slot is used by one thread at a time.
 #pragma once
@@ -29,7 +41,14 @@ class ReaderRegistry {
   void Repin(uint32_t reader, uint64_t version);
   void Leave(uint32_t reader);
   // Brackets one read: what it finds stays valid until EndRead.
-  void BeginRead(uint32_t reader) { slots_[reader].epoch.exchange(epoch_.load()); }
+  void BeginRead(uint32_t reader) {
+#if defined(__SANITIZE_THREAD__)
+    slots_[reader].epoch.exchange(epoch_.load());  // it knows no fences, and no weaker order either
+#else
+    slots_[reader].epoch.store(epoch_.load(std::memory_order_acquire), std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+  }
   void EndRead(uint32_t reader) { slots_[reader].epoch.store(0, std::memory_order_release); }
 
   // The epoch under which something unlinked before this call is retired.

@@ -178,7 +178,11 @@ Result<Location> Residency::StoreRow(RowPool* pool, const Table& table, uint64_t
                                      std::span<const std::byte> payload) {
   // A row without live chunks needs no slot of its own, but the least keeps one meaning of "row".
   Result<uint64_t> slot =
-      AllocateDdr(pool, table, static_cast<uint32_t>(payload.size()), store_.AuxBytes(table));
+      AllocateDdr(pool, table, SlotPayload(table.config.layout, live), store_.AuxBytes(table));
+  if (slot.ok() && live == 0 && slot.value() == 0) {  // see LeanShape::WordOf
+    slot = AllocateDdr(pool, table, SlotPayload(table.config.layout, live), store_.AuxBytes(table));
+    pool->arena.Free(0);
+  }
   if (!slot.ok()) return slot.status();
   std::copy(payload.begin(), payload.end(), pool->arena.Address(*slot));
   const Location place(TierId::kDdr, live, *slot);

@@ -161,7 +161,7 @@ TEST_P(KeyOpsTest, AWordIsThatOfTheKeyOrSaysWhetherToGoOn) {
     const uint32_t used = random() % (kPlainEntries + 1);
     const uint64_t wanted = random() % 4 == 0 ? 0 : random();
     const uint32_t at = random() % 8;  // from `used` on: it is not there
-    uint64_t expected = used == kPlainEntries ? kGoesOn : 0;
+    uint64_t expected = used == kPlainEntries ? kContinueProbe : 0;
     for (uint32_t i = 0; i < used; ++i) {
       const bool deleted = random() % 4 == 0;
       const uint64_t count = (random() % 64) << 57;
@@ -175,7 +175,7 @@ TEST_P(KeyOpsTest, AWordIsThatOfTheKeyOrSaysWhetherToGoOn) {
     ops_->find(&ref, &wanted, 1, &word);
     // Whether a deleted key is looked for further makes no difference: it stands nowhere else.
     if (at < used && group.plain_word(at) == kIndexDeleted) {
-      ASSERT_TRUE(word == 0 || word == kGoesOn) << "turn " << turn;
+      ASSERT_TRUE(word == 0 || word == kContinueProbe) << "turn " << turn;
     } else {
       ASSERT_EQ(word, expected) << "turn " << turn;
     }
@@ -201,7 +201,7 @@ TEST_P(KeyOpsTest, OfALeanGroupARowIsThatOfTheHashOrItSaysWhatElse) {
       const uint32_t used = random() % (kLeanEntries + 1);
       const uint32_t at = random() % 9;  // from `used` on: it is not there
       bool tag_is_there = false;
-      expected[k] = used == kLeanEntries ? kGoesOn : 0;
+      expected[k] = used == kLeanEntries ? kContinueProbe : 0;
       for (uint32_t i = 0; i < used; ++i) {
         // Bits that neither word nor tag hold are no difference.
         const uint64_t one = uint64_t{1}
@@ -228,7 +228,8 @@ TEST_P(KeyOpsTest, OfALeanGroupARowIsThatOfTheHashOrItSaysWhatElse) {
     std::vector<uint64_t> found(n);
     ops_->find(refs.data(), wanted.data(), n, found.data());
     for (size_t k = 0; k < n; ++k) {
-      const bool row = expected[k] != 0 && expected[k] != kGoesOn && expected[k] != kAskIndex;
+      const bool row =
+          expected[k] != 0 && expected[k] != kContinueProbe && expected[k] != kAskIndex;
       ASSERT_EQ(row ? shape.RowOf(found[k]).word() : found[k], expected[k])
           << "turn " << turn << ", key " << k;
     }
@@ -245,7 +246,7 @@ struct AWord {
 AWord DrawWord(const RowLayout& layout, const LeanShape& lean, bool is_lean,
                std::mt19937_64* random) {
   const std::array<uint64_t, 5> others = {0, kAskIndex, (1ULL << 63) + 4096,
-                                          Location(TierId::kSsd, 1, 9).word(), kGoesOn};
+                                          Location(TierId::kSsd, 1, 9).word(), kContinueProbe};
   const uint64_t other = (*random)() % (2 * others.size());
   if (other < others.size()) return {others[other], {}};
   const uint64_t units = (*random)() % (1U << 20);
@@ -285,7 +286,7 @@ TEST_P(KeyOpsTest, ARowsPlaceAndLinesAreThoseThatItsWordSays) {
     RowOps::Placed expected = {0, 0};
     for (size_t k = 0; k < n; ++k) {
       const uint64_t bit = uint64_t{1} << k;
-      if (words[k] == kGoesOn) {
+      if (words[k] == kContinueProbe) {
         expected.go_on |= bit;
         EXPECT_EQ(lines[k].first, reinterpret_cast<uintptr_t>(refs[k].Behind(1)));
         EXPECT_EQ(lines[k].count, 1);

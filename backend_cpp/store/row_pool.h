@@ -26,10 +26,10 @@
 #include "policy/frequency_sketch.h"
 #include "ssd/block_log.h"
 #include "store/bucket.h"
+#include "store/fair_mutex.h"
 #include "store/node_pool.h"
 #include "store/ssd_notes.h"
 #include "store/tier_policy.h"
-#include "store/turn_mutex.h"
 
 namespace embertide {
 
@@ -69,6 +69,12 @@ struct TableShare {
   bool given() const { return bytes.load(std::memory_order_relaxed) != kNone; }
 };
 
+// Bytes of the slot of a row: without a live chunk as with one, so that all slots of a table lie at
+// multiples of one unit (LeanShape).
+inline uint32_t SlotPayload(const RowLayout& layout, uint16_t live) {
+  return layout.PayloadBytes(live == 0 ? uint16_t{1} : live);
+}
+
 struct RowPool {
   // `ssd`: bytes of its log; 0: it has none.
   RowPool(uint32_t d, uint64_t budget_bytes, uint64_t ssd, IndexKind kind, std::vector<uint32_t> of,
@@ -93,7 +99,7 @@ struct RowPool {
   const std::vector<uint32_t> tables;  // whose rows may lie here
   const uint64_t ssd_bytes;            // of its log; 0: it has none
   const IndexKind index;               // of its buckets
-  TurnMutex writer;                    // held by whoever writes to this pool's buckets
+  FairMutex writer;                    // held by whoever writes to this pool's buckets
   std::mutex upkeep;                   // held by who maintains it; taken before `writer`
   ByteBudget budget;                   // its share of the DDR budget
   SlabArena arena;
@@ -170,7 +176,7 @@ inline RowAux* AuxOf(const RowPool& pool, Location place) {
 }
 
 // What holds a pool's writer, for who lets go of it while a drive works.
-using WriterLock = std::unique_lock<TurnMutex>;
+using WriterLock = std::unique_lock<FairMutex>;
 // Does what takes long without the writer; with it where the lock is null, since the caller is in
 // the middle of a row of its own.
 template <typename Io>

@@ -148,7 +148,7 @@ Result<SealPart> DecodePart(std::span<const std::byte> payload) {
 // --- writing -------------------------------------------------------------------------------------
 
 Result<std::unique_ptr<SealWriter>> SealWriter::Create(const std::string& path) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return FileFailed(path);
   return std::unique_ptr<SealWriter>(new SealWriter(path, fd));
 }

@@ -1,6 +1,7 @@
 // Seals written, and a store opened from one: see the header.
 #include <algorithm>
 #include <map>
+#include <new>
 #include <utility>
 
 #include "base/clock.h"
@@ -142,7 +143,17 @@ Status Seals::Write(const SealOptions& options) {
   const std::lock_guard one(mutex_);
   const auto begun = std::chrono::steady_clock::now();
   const uint64_t dropped = manifest_.dropped();
-  const Status status = WriteRows(options, dropped);
+  Status status = Status::Ok();
+  try {
+    status = WriteRows(options, dropped);
+  } catch (const std::bad_alloc&) {
+    status = {Code::kResourceExhausted, "out of memory"};  // what it named is let go below
+  }
+  if (!status.ok()) {
+    // Half a seal is of no use, and takes the room that it lacked.
+    const Result<SealInfo> kept = ReadSealInfo(store_.options.ssd_directory);
+    RemoveStrays(store_.options.ssd_directory, kept.ok() ? kept.value().file : "");
+  }
   for (const auto& pool : store_.pools) {
     if (pool->ssd == nullptr) continue;
     const std::lock_guard writer(pool->writer);
@@ -200,7 +211,7 @@ Status Seals::LoadPart(const SealPart& part) {
     if ((row.place >> kSlotBits) > table.config.layout.full_mask())
       return wrong(row.key, "has no such chunks");
     EMBERTIDE_RETURN_IF_ERROR(residency_.ReserveEntry(pool, bucket, row.key));
-    if (pool->ssd == nullptr || !pool->ssd->Adopt(slot, table.config.layout.PayloadBytes(live)))
+    if (pool->ssd == nullptr || !pool->ssd->MarkLive(slot, table.config.layout.PayloadBytes(live)))
       return wrong(row.key, "lies where no sealed segment has a row");
     const Location place(TierId::kSsd, live, slot);
     store_.CountPlace(pool, table, place, /*taken=*/true);

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <new>
 #include <thread>
 
 #include "ssd/faulty_file.h"
@@ -120,6 +121,13 @@ class SealingTest : public ::testing::Test {
       }
     }
     return rows_;
+  }
+  size_t SealFiles() const {
+    size_t files = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
+      files += entry.path().extension() == ".rows" ? 1 : 0;
+    }
+    return files;
   }
   // Every row is that of a store that took all versions up to the newest and was never killed.
   void ExpectAllRows() {
@@ -281,11 +289,18 @@ TEST_F(SealingTest, ASealGivenUpLeavesTheOneBefore) {
   int left = 7;
   seal.wait = [&](std::chrono::nanoseconds) { return --left > 0; };
   EXPECT_EQ(store_->Seal(seal).code(), Code::kRejected);
+  EXPECT_EQ(SealFiles(), 1U);
   // The log cannot be brought to the drive.
   faults.FillDisk();
   EXPECT_EQ(store_->Seal(seal_).code(), Code::kDeviceError);
+  EXPECT_EQ(SealFiles(), 1U);
   faults.Clear();
-  EXPECT_EQ(store_->Stats().seal.failed, 2U);
+  // There is no memory for it.
+  left = 7;
+  seal.wait = [&](std::chrono::nanoseconds) { return --left > 0 ? true : throw std::bad_alloc(); };
+  EXPECT_EQ(store_->Seal(seal).code(), Code::kResourceExhausted);
+  EXPECT_EQ(SealFiles(), 1U) << "half a seal takes the room that it lacked";
+  EXPECT_EQ(store_->Stats().seal.failed, 3U);
   EXPECT_EQ(store_->Stats().seal.version, 3U);
   EXPECT_TRUE(store_->CheckIntegrity().ok());
   const Status opened = Open(true);

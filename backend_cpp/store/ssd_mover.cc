@@ -102,7 +102,9 @@ Result<size_t> SsdMover::Move(RowPool* pool, std::span<const Moving> rows, MoveK
   entries.reserve(rows.size());
   for (const Moving& row : rows) entries.push_back({row.key, row.table, row.bytes});
   Result<LogBatch> batch = log.Take(entries, compaction);
-  for (int tries = 0; !batch.ok() && !compaction && tries < kCompactTries &&
+  // A drive that takes no writes gets no room by compaction.
+  const auto full = [&] { return batch.status().code() == Code::kResourceExhausted; };
+  for (int tries = 0; !batch.ok() && full() && !compaction && tries < kCompactTries &&
                       (seals_.Drop(pool) || CompactForRoom(pool, writer));
        ++tries) {
     batch = log.Take(entries);

@@ -121,6 +121,14 @@ class SsdStoreTest : public ::testing::Test {
     const Status integrity = store_->CheckIntegrity();
     ASSERT_TRUE(integrity.ok()) << integrity.ToString();
   }
+  // Waits until the SSD takes writes again, which it is asked for seconds apart.
+  void AwaitRoom() const {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (!store_->SsdFailure().empty() && std::chrono::steady_clock::now() < until) {
+      store_->Maintain();
+    }
+    EXPECT_EQ(store_->SsdFailure(), "");
+  }
   uint64_t CompactedWhileMaintained(std::chrono::milliseconds time) {
     const auto until = std::chrono::steady_clock::now() + time;
     while (std::chrono::steady_clock::now() < until) store_->Maintain();
@@ -175,9 +183,41 @@ TEST_F(SsdStoreTest, AFullDiskRefusesRowsAndLosesNone) {
   EXPECT_EQ(staged.code(), Code::kResourceExhausted);
   EXPECT_GT(store_->Stats().ssd.write_errors, 0U);
   EXPECT_EQ(store_->Stats().refused_rows, 1U);
+  EXPECT_NE(store_->SsdFailure().find("No space left on device"), std::string::npos);
   faults_.Clear();
+  AwaitRoom();
   for (uint64_t key = kKeys; key < kKeys + 4000; ++key) ASSERT_TRUE(Stage(2, 0, key).ok());
   Commit(2);
+  CheckAll();
+  EXPECT_EQ(store_->SsdFailure(), "");
+}
+
+// While the disk is full, upkeep neither compacts nor reads what it could put nowhere, and asks the
+// disk again now and then.
+TEST_F(SsdStoreTest, AFullDiskIsNotWornByUpkeep) {
+  options_.ssd_compaction_bytes_per_s = 1ULL << 40;
+  Open();
+  Load();
+  for (uint64_t v = 2; v < 12; ++v) {  // segments that are worth their compaction
+    for (uint64_t key = 0; key < kKeys; key += 2) ASSERT_TRUE(Stage(v, 0, key).ok());
+    Commit(v);
+  }
+  faults_.FillDisk();
+  Status staged;
+  for (uint64_t key = kKeys; staged.ok() && key < 2 * kKeys; ++key) staged = Stage(12, 0, key);
+  ASSERT_EQ(staged.code(), Code::kResourceExhausted);
+  store_->DropStaged();
+  rows_.erase(rows_.lower_bound({0, kKeys}), rows_.lower_bound({1, 0}));
+  const SsdStats before = store_->Stats().ssd;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
+  while (std::chrono::steady_clock::now() < until) store_->Maintain();
+  const SsdStats after = store_->Stats().ssd;
+  EXPECT_EQ(after.compacted_bytes, before.compacted_bytes);
+  EXPECT_EQ(after.read_errors, before.read_errors);
+  EXPECT_EQ(after.blocks_read, before.blocks_read);
+  EXPECT_LE(after.write_errors - before.write_errors, 4U);
+  faults_.Clear();
+  AwaitRoom();
   CheckAll();
 }
 

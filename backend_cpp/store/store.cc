@@ -239,6 +239,32 @@ static void AddSsd(const BlockLog& log, StoreStats* stats) {
   stats->ssd.bad_blocks_dropped += log.bad_blocks().dropped();
 }
 
+Store::Window Store::window() const {
+  // The oldest first: it may leave meanwhile, and never comes after the newest.
+  const uint64_t oldest = impl_->store.oldest.load();
+  return {oldest, impl_->store.newest.load()};
+}
+
+uint64_t Store::FreeBytes() const {
+  uint64_t free = 0;
+  for (const auto& pool : impl_->store.pools) {
+    const uint64_t limit = pool->budget.limit_bytes();
+    free += limit - std::min(limit, pool->budget.used_bytes());
+    if (pool->ssd == nullptr) continue;
+    const uint64_t segments = pool->ssd->segments() * kSegmentBytes;
+    free += segments - std::min(segments, pool->ssd->used_bytes());
+  }
+  return free;
+}
+
+std::string Store::SsdFailure() const {
+  for (const auto& pool : impl_->store.pools) {
+    if (pool->ssd == nullptr) continue;
+    if (std::string failure = pool->ssd->failure(); !failure.empty()) return failure;
+  }
+  return "";
+}
+
 StoreStats Store::Stats() const {
   StoreStats stats;
   stats.rows = impl_->store.counters.rows.load();

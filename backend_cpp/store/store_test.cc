@@ -606,5 +606,59 @@ TEST(IndexKindTest, ALeanIndexNeedsRowsThatStayInDdr) {
   EXPECT_EQ(other.status().message(), "index \"thin\"; use plain or lean");
 }
 
+// A row none of whose chunks is live reads as zeros, from either index, also as the first row that
+// there is, whatever its hash, and after it had chunks or before it gets some. Before, the lean
+// index ended the process.
+TEST(StoreIndexKindTest, ARowWithoutALiveChunkIsTakenByEitherIndex) {
+  for (const IndexKind kind : {IndexKind::kPlain, IndexKind::kLean}) {
+    for (const uint16_t chunk_dim : {1, 8, 40}) {
+      StoreOptions options;
+      options.tables.resize(1);
+      options.tables[0].name = "item";
+      options.tables[0].layout = {2, chunk_dim, DType::kFp32};
+      options.tables[0].bucket_bits = 1;
+      options.ddr_budget_bytes = 16ULL << 20;
+      options.index = kind;
+      options.window_versions = 2;
+      const TableConfig& table = options.tables[0];
+      const uint32_t dim = table.layout.dim();
+      auto store = std::move(*Store::Open(options));
+      constexpr uint64_t kKeys = 3000;
+      const auto live_of = [](uint64_t key, uint64_t version) {
+        return static_cast<uint16_t>((key + version) % 4 == 0 ? 0 : (key + version) % 3 + 1);
+      };
+      for (uint64_t version = 1; version <= 4; ++version) {
+        for (uint64_t key = 0; key < kKeys; ++key) {
+          // The first row of all has no chunk.
+          const uint16_t live = key == 0 && version == 1 ? 0 : live_of(key, version);
+          const std::vector<float> values(dim, static_cast<float>(key + version));
+          std::vector<std::byte> payload(table.layout.PayloadBytes(live));
+          EncodePayload(table.layout, live, values.data(), payload.data());
+          std::vector<std::byte> record;
+          AppendRecord({key, live, RecordKind::kRow, payload}, &record);
+          ASSERT_TRUE(store->StageRecords(version, 0, BucketOfHash(HashKey(key), 1), record).ok());
+        }
+        ASSERT_TRUE(store->Commit(version).ok());
+        store->Maintain();
+        auto view = store->PinNewest();
+        ASSERT_TRUE(view.ok());
+        for (uint64_t key = 0; key < kKeys; ++key) {
+          const uint16_t live = key == 0 && version == 1 ? 0 : live_of(key, version);
+          const std::vector<int64_t> keys = {static_cast<int64_t>(key)};
+          std::vector<float> out(dim);
+          uint8_t source = 255;
+          ASSERT_TRUE(view->Lookup({0, keys, Pooling::kNone, {}, out.data(), dim, &source}).ok());
+          ASSERT_EQ(static_cast<Source>(source), Source::kDdr) << key;
+          for (uint32_t d = 0; d < dim; ++d) {
+            const bool is_live = (live >> (d / chunk_dim) & 1U) != 0;
+            ASSERT_EQ(out[d], is_live ? static_cast<float>(key + version) : 0.0F) << key;
+          }
+        }
+        ASSERT_TRUE(store->CheckIntegrity().ok());
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace embertide

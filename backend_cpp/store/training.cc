@@ -199,13 +199,6 @@ Status TrainingRows::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>*
   ChangedRows(bucket, &changes);
   const size_t before = records->size();
   std::vector<uint64_t> taken;
-  const auto give_back = [&] {
-    records->resize(before);
-    for (const uint64_t key : taken) {
-      const Result<Location> place = residency_.ResidentRow(&pool, t, b, key);
-      if (place.ok()) AuxOf(pool, place.value())->changed = 1;
-    }
-  };
   for (const auto& [key, kind] : changes) {
     if (kind != RecordKind::kRow) {
       AppendRecord({key, 0, kind, {}}, records);
@@ -213,13 +206,16 @@ Status TrainingRows::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>*
     }
     const Result<Location> place = residency_.ResidentRow(&pool, t, b, key);
     if (!place.ok()) {
-      give_back();
+      records->resize(before);  // no row says yet that it was taken
       return place.status();
     }
     RowAux* aux = AuxOf(pool, place.value());
     if (aux->changed == 0) continue;  // it was on the SSD, where that is not seen
-    aux->changed = 0;
-    taken.push_back(key);
+    if (pool.ssd == nullptr) {
+      aux->changed = 0;  // nothing fails from here on
+    } else {
+      taken.push_back(key);
+    }
     const uint16_t live = place.value().live();
     AppendRecord(
         {key,
@@ -228,7 +224,15 @@ Status TrainingRows::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>*
          {pool.arena.Address(place.value().slot()), table.config.layout.PayloadBytes(live)}},
         records);
   }
-  bucket.changed.Clear();
+  // Making room for one may have sent another to the SSD. A row that cannot be brought from there
+  // any more, to say that it was taken, is taken once more the next time.
+  bool all = true;
+  for (const uint64_t key : taken) {
+    const Result<Location> place = residency_.ResidentRow(&pool, t, b, key);
+    all = all && place.ok();
+    if (place.ok()) AuxOf(pool, place.value())->changed = 0;
+  }
+  if (all) bucket.changed.Clear();
   std::deque<RemovedKey>().swap(bucket.removed);
   bucket.tidied = 0;
   pool.budget.Release(bucket.removed_bytes);

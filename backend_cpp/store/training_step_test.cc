@@ -46,8 +46,8 @@ class TrainingStepTest : public ::testing::Test {
     }
   }
   // A table whose rows are mostly on an SSD, two blocks of which cannot be read.
-  void OpenWithBadBlocks(uint16_t dim, int64_t rows) {
-    Tables(1, dim, 3);
+  void OpenWithBadBlocks(uint16_t dim, int64_t rows, uint32_t bucket_bits = 3) {
+    Tables(1, dim, bucket_bits);
     options_.ddr_budget_bytes = 3ULL << 20;
     options_.ssd_budget_bytes = 64ULL << 20;
     options_.ssd_directory = directory_;
@@ -59,6 +59,15 @@ class TrainingStepTest : public ::testing::Test {
     std::iota(keys.begin(), keys.end(), 0);
     ASSERT_TRUE(store_->EnsureRows(0, keys).ok());
     for (const uint64_t block : {3, 20}) faults_.Put(block, Fault::kIoError);
+  }
+  // After so many more calls for blocks, none can be read.
+  void FailReadsAfter(int reads) {
+    faults_.BeforeRead([this, reads] {
+      if (reads > 0) return FailReadsAfter(reads - 1);
+      for (uint64_t block = 0; block < options_.ssd_budget_bytes / kBlockBytes; ++block) {
+        faults_.Put(block, Fault::kIoError);
+      }
+    });
   }
   std::vector<float> Read(uint32_t t, int64_t key) const {
     std::vector<float> out(options_.tables[t].layout.dim());
@@ -452,6 +461,29 @@ TEST_F(TrainingStepTest, ChangesThatCannotAllBeTakenAreTakenTheNextTime) {
   EXPECT_EQ(take(), 0);
   EXPECT_EQ(times.size(), size_t{kKeys});
   for (const auto& [key, n] : times) ASSERT_EQ(n, 1) << key;
+  Whole();
+}
+
+// One bucket that is larger than DDR: rows that were taken make room for others on the SSD, and the
+// drive fails at any moment. Before, these could not be given back, and were in no version.
+TEST_F(TrainingStepTest, ChangesAreTakenTheNextTimeThoughTheDriveFailsAsAWhole) {
+  constexpr int64_t kKeys = 40000;
+  OpenWithBadBlocks(32, kKeys, /*bucket_bits=*/0);
+  for (const int reads : {10, 100, 300, 1000, 3000}) {
+    faults_.Clear();
+    FailReadsAfter(reads);
+    std::vector<std::byte> none;
+    EXPECT_EQ(store_->TakeChanges(0, 0, &none).code(), Code::kDeviceError) << reads;
+    EXPECT_TRUE(none.empty());
+  }
+  faults_.Clear();
+  std::vector<std::byte> records;
+  ASSERT_TRUE(store_->TakeChanges(0, 0, &records).ok());
+  std::set<uint64_t> taken;
+  for (std::span<const std::byte> rest = records; !rest.empty();) {
+    taken.insert(ReadRecord(options_.tables[0].layout, &rest)->key);
+  }
+  EXPECT_EQ(taken.size(), size_t{kKeys});
   Whole();
 }
 

@@ -55,7 +55,7 @@ void Upkeep::MakeRoomAhead(RowPool* pool, uint32_t pages) {
     }
     if (shrank) continue;
     const uint64_t room = pool->budget.limit_bytes() - pool->budget.used_bytes();
-    if (pool->ssd == nullptr || room >= wanted) return;
+    if (pool->ssd == nullptr || pool->ssd->paused() || room >= wanted) return;
     if (!pool->arena.has_condemned()) {
       pool->arena.CondemnPages(1 +
                                static_cast<uint32_t>((wanted - room) / pool->arena.slab_bytes()));
@@ -139,8 +139,13 @@ std::vector<Access> Upkeep::Replay(RowPool* pool) {
 void Upkeep::Maintain(RowPool* pool) {
   MakeHugePage(pool, pool->arena.pool());
   MakeHugePage(pool, &pool->index_pages);
-  const std::vector<Access> admitted = Replay(pool);
+  std::vector<Access> admitted = Replay(pool);
   MakeRoomAhead(pool, 0);
+  // Rows that find no room are read for nothing, and none leaves while the SSD takes no writes.
+  if (pool->ssd != nullptr && pool->ssd->paused()) {
+    store_.counters.dropped_accesses += admitted.size();
+    admitted.clear();
+  }
   for (size_t first = 0; first < admitted.size(); first += Evictor::kPromotionsAtOnce) {
     const auto some = std::span(admitted).subspan(
         first, std::min(Evictor::kPromotionsAtOnce, admitted.size() - first));
@@ -156,7 +161,10 @@ void Upkeep::Maintain(RowPool* pool) {
   if (pool->arena.has_condemned()) {
     evictor_.MoveCondemned(pool, kPassedEntries, /*demote=*/false, &writer);
   }
-  if (pool->ssd != nullptr) mover_.CompactInBackground(pool, &writer);
+  if (pool->ssd != nullptr) {
+    pool->ssd->Probe();
+    mover_.CompactInBackground(pool, &writer);
+  }
   reclaimer_.Reclaim(pool);
 }
 

@@ -1,13 +1,13 @@
-// TurnMutex: a mutex that is taken in turn. Who lets go of it and takes it again at once comes
-// after who waited meanwhile, which a std::mutex does not give: there the waiter wakes to find it
-// taken.
+// FairMutex: a mutex that is taken in turn. A thread that lets go of it and takes it again at once
+// comes after those that waited meanwhile, which a std::mutex does not give: there the waiter wakes
+// to find it taken.
 #pragma once
 
 #include <mutex>
 
 namespace embertide {
 
-class TurnMutex {
+class FairMutex {
  public:
   void lock() {
     const std::lock_guard next(next_);

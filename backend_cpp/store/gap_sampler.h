@@ -1,12 +1,13 @@
-// Dice: chance for sampling, cheap and the same in every run.
+// GapSampler: how many keys to pass over between two that are sampled, cheap and the same in every
+// run.
 #pragma once
 
 #include <cstdint>
 
 namespace embertide {
 
-// Gaps between sampled keys. They vary: steady ones would meet the same features again and again.
-class Dice {
+// Gaps vary: steady ones would meet the same features again and again.
+class GapSampler {
  public:
   // Keys to pass over, `every` - 1 on average.
   uint32_t Gap(uint32_t every) {
