@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <utility>
 
+#include "base/json.h"
 #include "triton/edge.h"
 #include "triton/execute.h"
 #include "triton/kept_connections.h"
@@ -49,6 +51,28 @@ Status CheckApiVersion() {
               std::to_string(TRITONBACKEND_API_VERSION_MINOR) + " or a later minor"};
 }
 
+// Ends the message.
+Result<std::string> JsonOf(TRITONSERVER_Message* message) {
+  const char* text = nullptr;
+  size_t bytes = 0;
+  const Status status = FromTriton(TRITONSERVER_MessageSerializeToJson(message, &text, &bytes));
+  std::string json = status.ok() ? std::string(text, bytes) : std::string();
+  LogIfError(TRITONSERVER_MessageDelete(message), "message");
+  if (!status.ok()) return status;
+  return json;
+}
+
+// The version that the server says it has.
+Result<std::string> ServerVersion(TRITONBACKEND_Model* model) {
+  TRITONSERVER_Server* server = nullptr;
+  EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelServer(model, &server)));
+  TRITONSERVER_Message* message = nullptr;
+  EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONSERVER_ServerMetadata(server, &message)));
+  Result<std::string> json = JsonOf(message);
+  if (!json.ok()) return json.status();
+  return Json::parse(*json).value("version", std::string("unknown"));
+}
+
 Status ReadConfig(TRITONBACKEND_Model* model, ModelConfig* config) {
   TRITONBACKEND_ArtifactType artifact{};
   const char* directory = nullptr;
@@ -56,16 +80,18 @@ Status ReadConfig(TRITONBACKEND_Model* model, ModelConfig* config) {
       FromTriton(TRITONBACKEND_ModelRepository(model, &artifact, &directory)));
   TRITONSERVER_Message* message = nullptr;
   EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelConfig(model, 1, &message)));
-  const char* text = nullptr;
-  size_t bytes = 0;
-  const Status status = FromTriton(TRITONSERVER_MessageSerializeToJson(message, &text, &bytes));
-  const std::string json = status.ok() ? std::string(text, bytes) : std::string();
-  LogIfError(TRITONSERVER_MessageDelete(message), "configuration");
-  EMBERTIDE_RETURN_IF_ERROR(status);
-  Result<ModelConfig> parsed = ParseModelConfig(json, directory);
+  Result<std::string> json = JsonOf(message);
+  if (!json.ok()) return json.status();
+  Result<ModelConfig> parsed = ParseModelConfig(*json, directory);
   if (!parsed.ok()) return parsed.status();
   *config = std::move(*parsed);
   return Status::Ok();
+}
+
+// Which of the two options a model is opened from, for messages.
+std::string WhatIsServed(const NodeOptions& options) {
+  return options.snapshot.empty() ? "publication " + options.publication
+                                  : "snapshot " + options.snapshot;
 }
 
 // What of a snapshot a dense net cannot be given.
@@ -156,7 +182,7 @@ Status LoadModel(TRITONBACKEND_Model* model) {
   Result<std::unique_ptr<Node>> node = Node::Open(state->config.node);
   if (!node.ok()) {
     return {node.status().code(),
-            "snapshot " + state->config.node.snapshot + ": " + node.status().message()};
+            WhatIsServed(state->config.node) + ": " + node.status().message()};
   }
   state->node = std::move(*node);
   if (state->config.ranking) EMBERTIDE_RETURN_IF_ERROR(CheckRankable(*state->node));
@@ -165,7 +191,9 @@ Status LoadModel(TRITONBACKEND_Model* model) {
 
   MetricFamilies* families = nullptr;
   EMBERTIDE_RETURN_IF_ERROR(FamiliesOf(model, &families));
-  state->metrics = std::make_unique<ModelMetrics>(*families, state->name, *state->node);
+  Result<std::string> version = ServerVersion(model);
+  if (!version.ok()) return version.status();
+  state->metrics = std::make_unique<ModelMetrics>(*families, state->name, *state->node, *version);
   const Manifest& manifest = state->node->manifest();
   if (const std::string& why = state->node->seal_refusal(); !why.empty()) {
     Log(TRITONSERVER_LOG_WARN,

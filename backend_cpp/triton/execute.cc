@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "node/placed_bags.h"
 #include "triton/edge.h"
+#include "triton/stage_names.h"
 #include "triton/tensor_io.h"
 
 namespace embertide::triton {
@@ -46,7 +47,7 @@ Executor::Executor(const ModelConfig& config, const Node& node,
       weighed_(std::ranges::any_of(node.features(), &Feature::weighed)),
       remote_(node.NewRemoteLookup()),
       parts_(config.threads),
-      crew_(config.threads) {
+      crew_(config.threads, &node.task_board()) {
   uint32_t column = 0;
   for (const Feature& feature : node.features()) {
     features_.push_back({feature.table, feature.pooling, column});
@@ -69,22 +70,22 @@ bool Executor::IsAwaited(const Job& job) {
   return !HasPassed(job.deadline) && !IsCancelled(job.request);
 }
 
-bool Executor::KeepAwaited(Job* job) {
-  if (job->refusal.reason != Reason::kNone) return false;
+bool Executor::DropIfExpired(Job* job) {
+  if (job->refusal.reason != Reason::kNone) return true;
   if (HasPassed(job->deadline)) {
     job->refusal = {Reason::kExpired, {Code::kUnavailable, "the request's timeout has passed"}};
   } else if (IsCancelled(job->request)) {
     job->refusal = {Reason::kCancelled, {}};
   }
-  return job->refusal.reason == Reason::kNone;
+  return job->refusal.reason != Reason::kNone;
 }
 
-Refusal Executor::Prove(Job* job) {
+Refusal Executor::Validate(Job* job) {
   if (const Status read = ReadDeadline(job->request, &job->deadline); !read.ok()) {
     return {Reason::kInternal, read};
   }
-  if (!KeepAwaited(job)) return job->refusal;
-  Refusal refusal = ProveInputs(job);
+  if (DropIfExpired(job)) return job->refusal;
+  Refusal refusal = ValidateInputs(job);
   if (refusal.reason != Reason::kNone) return refusal;
   const uint64_t bytes = OutputBytesOf(*job);
   if (bytes <= config_.max_output_bytes) return {};
@@ -95,7 +96,7 @@ Refusal Executor::Prove(Job* job) {
            std::to_string(config_.max_output_bytes) + ": ask for fewer samples or keys at a time"}};
 }
 
-Refusal Executor::ProveInputs(Job* job) {
+Refusal Executor::ValidateInputs(Job* job) {
   const Status read = ReadInputs(job->request, &job->inputs);
   if (!read.ok()) return {Reason::kInternal, read};
   RequestParameters parameters;
@@ -103,25 +104,26 @@ Refusal Executor::ProveInputs(Job* job) {
     return {Reason::kVersion, named};
   }
   job->wanted = parameters.version;
+  job->wants_stages = parameters.stages;
   const Tensor* keys = FindTensor(job->inputs, config_.tensors.keys);
   if (keys == nullptr) {
     return {Reason::kShape,
             Status(Code::kInvalidArgument, "input " + config_.tensors.keys + " is missing")};
   }
   job->former = FormerOf(*keys, parameters.columns, *job);
-  Refusal refusal =
-      job->former != nullptr ? Bring(*keys, job) : ProveBags(*keys, parameters.columns, job);
+  Refusal refusal = job->former != nullptr ? AdaptFormerRequest(*keys, job)
+                                           : ValidateBags(*keys, parameters.columns, job);
   if (refusal.reason == Reason::kNone && sequences_) {
     const Bags& bags = job->bags;
     job->places = PlaceBags(node_.features(), size_t{bags.samples} * limits_.features,
                             bags.jagged ? bags.offsets : std::span<const uint32_t>());
   }
-  if (refusal.reason == Reason::kNone && !programs_.empty()) refusal = ProveDense(job);
+  if (refusal.reason == Reason::kNone && !programs_.empty()) refusal = ValidateDense(job);
   if (refusal.reason == Reason::kNone && job->former != nullptr) metrics_->AddFormer();
   return refusal;
 }
 
-Refusal Executor::ProveDense(Job* job) {
+Refusal Executor::ValidateDense(Job* job) {
   const MadeColumns& made = node_.made_columns();
   const FormerLayout* former = job->former;
   const Tensor* dense = FindTensor(job->inputs, config_.tensors.dense);
@@ -147,7 +149,7 @@ Refusal Executor::ProveDense(Job* job) {
 
 // A request has all columns of KEYS, or those that the node does not make: the number of columns
 // tells which, of a jagged request the parameter `columns`.
-Refusal Executor::ProveBags(const Tensor& keys, uint64_t columns, Job* job) {
+Refusal Executor::ValidateBags(const Tensor& keys, uint64_t columns, Job* job) {
   const Tensor* lengths = FindTensor(job->inputs, config_.tensors.lengths);
   if (lengths == nullptr && keys.shape.size() == 2) columns = static_cast<uint64_t>(keys.shape[1]);
   const bool own = limits_.own_columns != 0 && columns == limits_.own_columns;
@@ -167,7 +169,7 @@ Refusal Executor::ProveBags(const Tensor& keys, uint64_t columns, Job* job) {
         ParseWeights(config_.tensors.weights, FindTensor(job->inputs, config_.tensors.weights),
                      keys, weighed_, &job->weights);
   }
-  return own && refusal.reason == Reason::kNone ? Complete(job) : refusal;
+  return own && refusal.reason == Reason::kNone ? AddDerivedColumns(job) : refusal;
 }
 
 const FormerLayout* Executor::FormerOf(const Tensor& keys, uint64_t columns, const Job& job) const {
@@ -203,7 +205,7 @@ const FormerLayout* Executor::FormerOf(const Tensor& keys, uint64_t columns, con
 }
 
 // Brings a request of a former layout into the columns of today.
-Refusal Executor::Bring(const Tensor& keys, Job* job) {
+Refusal Executor::AdaptFormerRequest(const Tensor& keys, Job* job) {
   Bags& bags = job->bags;
   RequestLimits limits = limits_;
   limits.features = job->former->keys;
@@ -222,7 +224,7 @@ Refusal Executor::Bring(const Tensor& keys, Job* job) {
   bags.keys = brought.keys;
   bags.offsets = brought.offsets;
   job->weights = brought.weights;
-  if (limits_.own_columns != 0) return Complete(job);
+  if (limits_.own_columns != 0) return AddDerivedColumns(job);
   return CheckKeys(brought.keys.size());
 }
 
@@ -235,7 +237,7 @@ Refusal Executor::CheckKeys(size_t keys) const {
 }
 
 // Makes the columns that a request does not carry.
-Refusal Executor::Complete(Job* job) {
+Refusal Executor::AddDerivedColumns(Job* job) {
   Bags& bags = job->bags;
   const Status made =
       node_.made_columns().Complete(bags.keys, bags.offsets, job->weights, &job->whole);
@@ -253,7 +255,7 @@ Refusal Executor::Complete(Job* job) {
 void Executor::Read(Job* job) {
   LogIfError(TRITONBACKEND_ResponseNew(&job->response, job->request), "response");
   try {
-    job->refusal = Prove(job);
+    job->refusal = Validate(job);
   } catch (const std::exception& error) {
     job->refusal = {Reason::kInternal, Status(Code::kResourceExhausted, error.what())};
   }
@@ -273,6 +275,14 @@ Status Executor::SetParameters(const VersionInfo& version, const Job& job) const
   }
   if (remote_ != nullptr) {
     EMBERTIDE_RETURN_IF_ERROR(integer("degraded_keys", job.degraded_keys));
+  }
+  if (job.wants_stages) {
+    const Stages& stages = job.stages;
+    for (const auto& [name, ns] :
+         {std::pair(kStageBegan, stages.began_ns), std::pair(kStagePeers, stages.peers_ns),
+          std::pair(kStageLookup, stages.lookup_ns), std::pair(kStageNet, stages.net_ns)}) {
+      EMBERTIDE_RETURN_IF_ERROR(integer(name, static_cast<int64_t>(ns)));
+    }
   }
   return FromTriton(
       TRITONBACKEND_ResponseSetStringParameter(response, "node", node_.options().name.c_str()));
@@ -330,7 +340,7 @@ Status Executor::MakeOutputs(Job* job) {
 }
 
 // Writes what an answered request says of its version.
-Status Executor::Say(const VersionInfo& version, Job* job) const {
+Status Executor::WriteVersionOutputs(const VersionInfo& version, Job* job) const {
   const int64_t count = job->bags.jagged ? 1 : job->bags.samples;
   if (job->version != nullptr) {
     std::fill_n(job->version, count, static_cast<int64_t>(version.number));
@@ -423,7 +433,9 @@ Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, u
     EMBERTIDE_RETURN_IF_ERROR(
         sequences_ ? LookupPlaced(rows, node_.features(), part.bags, part.places, part.counts)
                    : rows.Lookup(features_, part.bags, part.counts));
-    part.looked_up_ns = NowNs() - begin_ns;
+    const uint64_t looked_up_ns = NowNs();
+    part.looked_up_ns = looked_up_ns - begin_ns;
+    part.net_ns = 0;
     if (!config_.ranking) return Status::Ok();
     const auto awaited = [](const Job* job) { return IsAwaited(*job); };
     if (std::ranges::none_of(part.jobs, awaited)) return Status::Ok();
@@ -437,16 +449,27 @@ Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, u
     }
     part.scores.clear();
     for (std::vector<float>& scores : scores_) part.scores.push_back(scores.data() + part.first);
-    return programs_[number]->Run(*version.weights, static_cast<int64_t>(part.samples), dense,
-                                  embeddings_.data() + part.first * node_.total_dim(), part.scores);
+    const Status ran =
+        programs_[number]->Run(*version.weights, static_cast<int64_t>(part.samples), dense,
+                               embeddings_.data() + part.first * node_.total_dim(), part.scores);
+    part.net_ns = NowNs() - looked_up_ns;
+    return ran;
   } catch (const std::exception& error) {
     return {Code::kResourceExhausted, error.what()};
   }
 }
 
+Status Executor::Fetch(const Pinned& pinned, std::span<const BagFeature> features,
+                       std::span<KeyBags> bags, Deadline deadline, FetchTerms terms) {
+  const uint64_t begin_ns = NowNs();
+  Status status = node_.Fetch(pinned, features, bags, deadline, remote_.get(), terms);
+  peers_ns_ += NowNs() - begin_ns;
+  return status;
+}
+
 // Brings the histories of the users of requests that leave their columns to the node: a round of
 // lookups before the one for the items, under the same pin.
-Status Executor::PutHistories(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms) {
+Status Executor::FillHistories(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms) {
   std::vector<Job*> own;
   std::ranges::copy_if(jobs, std::back_inserter(own), &Job::own);
   for (Job* job : own) {
@@ -454,12 +477,12 @@ Status Executor::PutHistories(const Pinned& pinned, std::span<Job*> jobs, FetchT
     job->lost_keys = 0;
   }
   for (uint32_t s = 0; !own.empty() && s < node_.made_columns().sequences().size(); ++s) {
-    EMBERTIDE_RETURN_IF_ERROR(PutSequence(pinned, s, own, terms));
+    EMBERTIDE_RETURN_IF_ERROR(FillHistory(pinned, s, own, terms));
   }
   return Status::Ok();
 }
 
-Status Executor::PutSequence(const Pinned& pinned, uint32_t number, std::span<Job*> jobs,
+Status Executor::FillHistory(const Pinned& pinned, uint32_t number, std::span<Job*> jobs,
                              FetchTerms terms) {
   const MadeColumns& made = node_.made_columns();
   const MadeSequence& sequence = made.sequences()[number];
@@ -477,8 +500,7 @@ Status Executor::PutSequence(const Pinned& pinned, uint32_t number, std::span<Jo
       const Deadline now = std::chrono::steady_clock::now();
       deadline = now + (deadline - now) / 2;
     }
-    EMBERTIDE_RETURN_IF_ERROR(
-        node_.Fetch(pinned, {&feature, 1}, bags, deadline, remote_.get(), terms));
+    EMBERTIDE_RETURN_IF_ERROR(Fetch(pinned, {&feature, 1}, bags, deadline, terms));
   }
   const BagReader rows(pinned.rows);
   std::vector<int64_t> items;
@@ -507,7 +529,7 @@ Status Executor::PutSequence(const Pinned& pinned, uint32_t number, std::span<Jo
 }
 
 // Places of a sequence whose user's row nobody gave are unanswered, whatever was looked up there.
-void Executor::MarkLost(const Job& job) const {
+void Executor::MarkUnanswered(const Job& job) const {
   if (job.source == nullptr) return;
   const MadeColumns& made = node_.made_columns();
   for (const uint32_t lost : job.lost) {
@@ -541,12 +563,12 @@ void Executor::NoteFetched(const FetchedRequest& fetched, Job* job) const {
 }
 
 // Brings the jobs that go on after a fetch, and their bags, to the front; returns how many.
-size_t Executor::KeepFetched(std::span<Job*> jobs) {
+size_t Executor::CompactLiveJobs(std::span<Job*> jobs) {
   size_t kept = 0;
   for (size_t j = 0; j < jobs.size(); ++j) {
     Job* job = jobs[j];
     if (remote_ != nullptr) NoteFetched(Node::ResultOf(*remote_, j), job);
-    if (!KeepAwaited(job)) continue;
+    if (DropIfExpired(job)) continue;
     if (const Status made = MakeOutputs(job); !made.ok()) {
       job->refusal = {Reason::kInternal, made};
       continue;
@@ -563,25 +585,27 @@ size_t Executor::KeepFetched(std::span<Job*> jobs) {
 
 Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms) {
   // Who is refused stands behind the others.
-  const auto keep_awaited = [&] {
-    const auto refused = std::ranges::stable_partition(jobs, KeepAwaited);
+  const auto drop_expired = [&] {
+    const auto refused = std::ranges::stable_partition(jobs, std::not_fn(DropIfExpired));
     jobs = jobs.first(jobs.size() - refused.size());
     return !jobs.empty();
   };
-  if (!keep_awaited()) return Status::Ok();
+  if (!drop_expired()) return Status::Ok();
   const uint64_t begin_ns = NowNs();
+  peers_ns_ = 0;
+  uint64_t histories_ns = 0;  // but for what peers took of them
   if (!node_.made_columns().sequences().empty()) {
-    EMBERTIDE_RETURN_IF_ERROR(PutHistories(pinned, jobs, terms));
-    if (!keep_awaited()) return Status::Ok();
+    EMBERTIDE_RETURN_IF_ERROR(FillHistories(pinned, jobs, terms));
+    if (!drop_expired()) return Status::Ok();
+    histories_ns = NowNs() - begin_ns - peers_ns_;
   }
   bags_.clear();
   for (const Job* job : jobs) bags_.push_back(BagsOf(*job));
   if (remote_ != nullptr) {
     // The first has the earliest deadline.
-    EMBERTIDE_RETURN_IF_ERROR(
-        node_.Fetch(pinned, features_, bags_, jobs[0]->deadline, remote_.get(), terms));
+    EMBERTIDE_RETURN_IF_ERROR(Fetch(pinned, features_, bags_, jobs[0]->deadline, terms));
   }
-  jobs = jobs.first(KeepFetched(jobs));
+  jobs = jobs.first(CompactLiveJobs(jobs));
   if (jobs.empty()) return Status::Ok();
   if (config_.ranking) Gather(jobs);
   const uint32_t count = PlanParts(jobs);
@@ -594,18 +618,24 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs, FetchTe
   }
   if (remote_ != nullptr) Node::Release(remote_.get());
   uint64_t longest_ns = 0;
+  const Part* last = nullptr;  // that the others were waited for
   for (const Part& part : std::span(parts_).first(count)) {
     EMBERTIDE_RETURN_IF_ERROR(part.status);
     longest_ns = std::max(longest_ns, part.looked_up_ns);
+    if (last == nullptr || part.looked_up_ns + part.net_ns > last->looked_up_ns + last->net_ns) {
+      last = &part;
+    }
     for (uint32_t table = 0; table < part.counts.size(); ++table) {
       metrics_->AddKeys(table, part.counts[table]);
     }
     metrics_->AddMissing(part.missing);
   }
   metrics_->AddLookup(std::chrono::nanoseconds(fetched_ns + longest_ns));
+  const Stages stages{begin_ns, peers_ns_, histories_ns + last->looked_up_ns, last->net_ns};
   size_t first = 0;
   for (Job* job : jobs) {
-    MarkLost(*job);
+    job->stages = stages;
+    MarkUnanswered(*job);
     for (size_t h = 0; h < job->scores.size(); ++h) {
       if (job->scores[h] == nullptr) continue;
       std::copy_n(scores_[h].data() + first, job->bags.samples, job->scores[h]);
@@ -662,8 +692,8 @@ Code Executor::AnswerAll(const Pinned& pinned, std::span<Job*> jobs, FetchTerms 
       if (!status.ok() && job->refusal.reason == Reason::kNone) {
         job->refusal = {Reason::kInternal, status};
       }
-      if (KeepAwaited(job)) {
-        if (const Status said = Say(*pinned.info, job); !said.ok()) {
+      if (!DropIfExpired(job)) {
+        if (const Status said = WriteVersionOutputs(*pinned.info, job); !said.ok()) {
           job->refusal = {Reason::kInternal, said};
         }
       }

@@ -45,6 +45,14 @@ class Executor {
                std::span<TRITONBACKEND_Request* const> requests);
 
  private:
+  // Of a group: when its turn came, and how long its parts took (stage_names.h).
+  struct Stages {
+    uint64_t began_ns = 0;
+    uint64_t peers_ns = 0;
+    uint64_t lookup_ns = 0;
+    uint64_t net_ns = 0;
+  };
+
   // A request on its way through an execution.
   struct Job {
     TRITONBACKEND_Request* request = nullptr;
@@ -74,6 +82,8 @@ class Executor {
     std::vector<float*> scores;  // by head; null unless asked for
     uint8_t* source = nullptr;   // null unless asked for
     uint32_t degraded_keys = 0;  // read as default rows, as no owner answered
+    bool wants_stages = false;
+    Stages stages;
   };
 
   // What one thread does of an execution.
@@ -85,6 +95,7 @@ class Executor {
     std::vector<const Job*> jobs;         // of each of `bags`
     std::vector<SourceCounts> counts;     // by table
     uint64_t looked_up_ns = 0;            // how long rows took
+    uint64_t net_ns = 0;                  // how long the dense net took
     std::vector<float> dense;             // what the net gets, where that is not DENSE itself
     std::vector<float*> scores;           // by head
     uint64_t missing = 0;                 // values of DENSE
@@ -95,20 +106,20 @@ class Executor {
   // Values of a lookup's answer.
   size_t FloatsOf(const Job& job) const;
   uint64_t OutputBytesOf(const Job& job) const;
-  Refusal Prove(Job* job);
-  Refusal ProveInputs(Job* job);
-  Refusal ProveBags(const Tensor& keys, uint64_t columns, Job* job);
-  Refusal ProveDense(Job* job);
+  Refusal Validate(Job* job);
+  Refusal ValidateInputs(Job* job);
+  Refusal ValidateBags(const Tensor& keys, uint64_t columns, Job* job);
+  Refusal ValidateDense(Job* job);
   // The former layout that a request is in; null for today's, and for none that is known.
   const FormerLayout* FormerOf(const Tensor& keys, uint64_t columns, const Job& job) const;
-  Refusal Bring(const Tensor& keys, Job* job);
-  Refusal Complete(Job* job);
+  Refusal AdaptFormerRequest(const Tensor& keys, Job* job);
+  Refusal AddDerivedColumns(Job* job);
   // Refuses more keys than a request may have.
   Refusal CheckKeys(size_t keys) const;
   // Whether its answer is of use to anybody still.
   static bool IsAwaited(const Job& job);
-  // Refuses a job whose answer is not; false for one that is refused.
-  static bool KeepAwaited(Job* job);
+  // Refuses a job whose answer is of use to nobody; true for one that is refused, also before.
+  static bool DropIfExpired(Job* job);
   void Run(TRITONBACKEND_ModelInstance* instance, std::span<Job> jobs,
            uint64_t exec_start_ns) noexcept;
   void Answer(std::span<Job> jobs);
@@ -116,17 +127,20 @@ class Executor {
   Code AnswerAll(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms);
   size_t GroupSize(std::span<Job* const> jobs) const;
   Status AnswerGroup(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms);
-  Status PutHistories(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms);
-  Status PutSequence(const Pinned& pinned, uint32_t number, std::span<Job*> jobs, FetchTerms terms);
-  void MarkLost(const Job& job) const;
+  // Node::Fetch, timed. Requires: a node with peers.
+  Status Fetch(const Pinned& pinned, std::span<const BagFeature> features, std::span<KeyBags> bags,
+               Deadline deadline, FetchTerms terms);
+  Status FillHistories(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms);
+  Status FillHistory(const Pinned& pinned, uint32_t number, std::span<Job*> jobs, FetchTerms terms);
+  void MarkUnanswered(const Job& job) const;
   void NoteFetched(const FetchedRequest& fetched, Job* job) const;
-  size_t KeepFetched(std::span<Job*> jobs);
+  size_t CompactLiveJobs(std::span<Job*> jobs);
   KeyBags BagsOf(const Job& job) const;
   void Gather(std::span<Job*> jobs);
   uint32_t PlanParts(std::span<Job*> jobs);
   Status AnswerPart(const BagReader& rows, const VersionInfo& version, uint32_t number);
   Status MakeOutputs(Job* job);
-  Status Say(const VersionInfo& version, Job* job) const;
+  Status WriteVersionOutputs(const VersionInfo& version, Job* job) const;
   Status SetParameters(const VersionInfo& version, const Job& job) const;
   void Finish(TRITONBACKEND_ModelInstance* instance, std::span<Job> jobs, uint64_t exec_start_ns,
               uint64_t compute_start_ns, uint64_t compute_end_ns);
@@ -145,6 +159,7 @@ class Executor {
   // Working memory, kept between executions; bounded by max_keys and max_output_bytes.
   std::vector<Job*> good_;
   std::vector<Part> parts_;
+  uint64_t peers_ns_ = 0;          // of a group, in Fetch
   std::vector<KeyBags> bags_;      // of a group's requests
   std::vector<float> embeddings_;  // ranking: of all samples of a group
   std::vector<float> dense_;

@@ -16,6 +16,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/sleep.h"
+
 namespace embertide::triton {
 namespace {
 
@@ -76,14 +78,13 @@ size_t EndIdleConnections(uint16_t port) {
 }
 
 KeptConnections::KeptConnections(uint16_t port, std::string leaving)
-    : thread_([port, leaving = std::move(leaving)](const std::stop_token& stop) {
-        bool leaves = false;
-        while (!stop.stop_requested()) {
-          std::error_code ignored;
-          leaves = leaves || std::filesystem::exists(leaving, ignored);
-          if (leaves) EndIdleConnections(port);
-          std::this_thread::sleep_for(leaves ? kLookAgain : kLook);
-        }
+    : task_({.name = "kept-connections"}, [port, leaving = std::move(leaving),
+                                           leaves = false](const std::stop_token& stop) mutable {
+        std::error_code ignored;
+        leaves = leaves || std::filesystem::exists(leaving, ignored);
+        if (leaves) EndIdleConnections(port);
+        SleepFor(stop, leaves ? kLookAgain : kLook);
+        return Status::Ok();
       }) {}
 
 std::unique_ptr<KeptConnections> KeptConnections::OfEnvironment() {

@@ -10,7 +10,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <thread>
+
+#include "base/background_task.h"
 
 namespace embertide::triton {
 
@@ -27,7 +28,7 @@ class KeptConnections {
   static std::unique_ptr<KeptConnections> OfEnvironment();
 
  private:
-  std::jthread thread_;
+  BackgroundTask task_;
 };
 
 }  // namespace embertide::triton

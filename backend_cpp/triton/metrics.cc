@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <exception>
 
 #include "base/sleep.h"
 #include "triton/edge.h"
@@ -12,6 +14,7 @@ namespace {
 
 constexpr std::chrono::seconds kPublishEvery{1};
 constexpr uint64_t kSsdBlockBytes = 4096;
+const char* const kOwnTask = "metrics";
 
 constexpr auto kCounter = TRITONSERVER_METRIC_KIND_COUNTER;
 constexpr auto kGauge = TRITONSERVER_METRIC_KIND_GAUGE;
@@ -42,10 +45,16 @@ constexpr FamilyInfo kFamilies[] = {
     {"embertide_tier_bytes", kGauge, "Bytes resident, by tier"},
     {"embertide_model_loads_total", kCounter,
      "Times that Triton had the model loaded, by result: loaded, failed"},
+    {"embertide_server_info", kGauge, "1, by the version of the server"},
+    {"embertide_server_restarts_total", kCounter,
+     "Times that the server ended and was started again by who started it"},
+    {"embertide_server_silences_total", kCounter,
+     "Times that it was ended by who started it, as it ran and answered nobody"},
     {"embertide_schema", kGauge, "1, by the schema of the versions that are served"},
     {"embertide_version", kGauge, "Newest version that requests are answered at"},
     {"embertide_plan_epoch", kGauge, "Epoch of the plan in force"},
-    {"embertide_watermark_ms", kGauge, "Event time up to which the newest version has learned"},
+    {"embertide_watermark_ms", kGauge,
+     "Event time up to which the version of the answers has learned"},
     {"embertide_rows_moved_total", kCounter,
      "Rows moved between DDR and SSD, by direction: evicted, promoted"},
     {"embertide_evictions_by_writers_total", kCounter,
@@ -108,6 +117,12 @@ constexpr FamilyInfo kFamilies[] = {
     {"embertide_buckets", kGauge, "Buckets that the plan gives this node, by state: held, left"},
     {"embertide_peers_alive", kGauge, "Other nodes of the group that answer"},
     {"embertide_hot_rows", kGauge, "Copies of other nodes' rows that are kept here"},
+    {"embertide_task_failing", kGauge,
+     "1 while a task in the background fails, or its thread cannot be started"},
+    {"embertide_task_failures_total", kCounter,
+     "Rounds of a task in the background that failed, by task"},
+    {"embertide_task_failed_starts_total", kCounter,
+     "Threads that the system refused to start, by task"},
     {"embertide_hot_bytes", kGauge, "What these copies take, with their index and policy"},
 };
 
@@ -220,25 +235,38 @@ bool MetricFamilies::IsLast(const std::string& model, const void* who) const {
   return alive_.at(model).back() == who;
 }
 
-ModelMetrics::ModelMetrics(MetricFamilies& families, const std::string& model, const Node& node)
+ModelMetrics::ModelMetrics(MetricFamilies& families, const std::string& model, const Node& node,
+                           const std::string& server_version)
     : families_(families), node_(node), model_(model), keys_(node.manifest().tables.size()) {
   const StoreStats stats = node.store().Stats();
   lookup_us_ = families_.Make("embertide_lookup_duration_us", model_, {});
   AddOfTables();
+  AddOfServer(server_version);
   AddOfStore();
   if (stats.ssd.engine[0] != '\0') AddOfSsd();
   if (!stats.hbm.empty()) AddOfHbm(stats.hbm.size());
   if (node.follower_stats() != nullptr) AddOfBus();
   if (node.guard_stats()) AddOfGuard();
   if (!node.options().state.empty()) AddOfFleet();
+  AddOfTasks();
   families_.Enter(model_, this);
   Publish();
-  thread_ = std::jthread([this](const std::stop_token& stop) { Run(stop); });
+  task_ =
+      std::make_unique<BackgroundTask>(TaskOptions{.name = kOwnTask, .board = &node.task_board()},
+                                       [this](const std::stop_token& stop) {
+                                         SleepFor(stop, kPublishEvery);
+                                         if (!stop.stop_requested()) Publish();
+                                         return Status::Ok();
+                                       });
 }
 
 ModelMetrics::~ModelMetrics() {
-  thread_.request_stop();
-  thread_.join();
+  task_.reset();
+  try {
+    Publish();  // what came since
+  } catch (const std::exception& error) {
+    Log(TRITONSERVER_LOG_WARN, "metrics of model " + model_ + ": " + error.what());
+  }
   families_.Leave(model_, this);
   if (lookup_us_ != nullptr) LogIfError(TRITONSERVER_MetricDelete(lookup_us_), "metric");
   for (const Series& series : series_) {
@@ -283,6 +311,19 @@ void ModelMetrics::AddOfTables() {
   Add("embertide_dense_missing_total", {}, [this](const Sample&) { return missing_.load(); });
 }
 
+// Who starts the server, `embertide serve` for one, says how often it has done so again.
+void ModelMetrics::AddOfServer(const std::string& version) {
+  Add("embertide_server_info", {{"version", version}}, [](const Sample&) { return 1; });
+  const auto add = [this](const char* family, const char* variable) {
+    const char* text = std::getenv(variable);
+    if (text == nullptr) return;
+    const uint64_t times = std::strtoull(text, nullptr, 10);
+    Add(family, {}, [times](const Sample&) { return times; });
+  };
+  add("embertide_server_restarts_total", "EMBERTIDE_RESTARTS");
+  add("embertide_server_silences_total", "EMBERTIDE_SILENCES");
+}
+
 void ModelMetrics::AddOfStore() {
   const auto add = [this](const char* family, const Labels& labels, uint64_t StoreStats::* value) {
     Add(family, labels, [value](const Sample& now) { return now.store.*value; });
@@ -318,7 +359,7 @@ void ModelMetrics::AddOfStore() {
   });
   Add("embertide_plan_epoch", {}, [this](const Sample&) { return node_.plan_epoch(); });
   Add("embertide_watermark_ms", {}, [this](const Sample&) {
-    return static_cast<uint64_t>(std::max<int64_t>(0, node_.newest()->watermark_ms));
+    return static_cast<uint64_t>(std::max<int64_t>(0, node_.served()->watermark_ms));
   });
 }
 
@@ -433,6 +474,24 @@ void ModelMetrics::AddOfFleet() {
   add("embertide_hot_bytes", {}, &FleetStats::hot_bytes);
 }
 
+void ModelMetrics::AddOfTasks() {
+  // Those of this thread and of the executions come later; names are of a closed list.
+  node_.task_board().Of(kOwnTask);
+  node_.task_board().Of("crew");
+  for (const TaskHealth& task : node_.tasks()) {
+    const auto add = [&](const char* family, auto value) {
+      Add(family, {{"task", task.name}}, [name = task.name, value](const Sample& now) -> uint64_t {
+        const auto found = std::ranges::find(now.tasks, name, &TaskHealth::name);
+        return found == now.tasks.end() ? 0 : value(*found);
+      });
+    };
+    add("embertide_task_failing", [](const TaskHealth& now) { return now.failing ? 1 : 0; });
+    add("embertide_task_failures_total", [](const TaskHealth& now) { return now.failures; });
+    add("embertide_task_failed_starts_total",
+        [](const TaskHealth& now) { return now.failed_starts; });
+  }
+}
+
 void ModelMetrics::AddKeys(uint32_t table, const SourceCounts& counts) {
   for (size_t s = 0; s < kSources; ++s) {
     if (counts[s] > 0) keys_[table][s].fetch_add(counts[s], std::memory_order_relaxed);
@@ -447,7 +506,7 @@ void ModelMetrics::AddLookup(std::chrono::nanoseconds duration) const {
 
 void ModelMetrics::Publish() {
   const Store& store = node_.store();
-  Sample now{store.Stats(), node_.fleet_stats(), {}};
+  Sample now{store.Stats(), node_.fleet_stats(), {}, node_.tasks()};
   for (uint32_t t = 0; t < keys_.size(); ++t) {
     Store::Usage& all = now.tables.emplace_back();
     for (uint32_t d = 0; d < store.options().devices; ++d) {
@@ -488,14 +547,6 @@ void ModelMetrics::Publish() {
     Log(TRITONSERVER_LOG_WARN, "model " + model_ + " wrote no seal: " + error);
   }
   seal_error_ = std::move(error);
-}
-
-void ModelMetrics::Run(const std::stop_token& stop) {
-  bool more = true;
-  while (more) {
-    more = SleepFor(stop, kPublishEvery);
-    Publish();
-  }
 }
 
 }  // namespace embertide::triton

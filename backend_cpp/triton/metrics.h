@@ -14,12 +14,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <stop_token>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/background_task.h"
 #include "base/mutex.h"
 #include "embertide/node.h"
 #include "triton/request.h"
@@ -69,7 +68,9 @@ class MetricFamilies {
 // Thread-safe. Requires: families and node outlive it.
 class ModelMetrics {
  public:
-  ModelMetrics(MetricFamilies& families, const std::string& model, const Node& node);
+  // `server_version` is Triton's.
+  ModelMetrics(MetricFamilies& families, const std::string& model, const Node& node,
+               const std::string& server_version);
   ~ModelMetrics();
   ModelMetrics(const ModelMetrics&) = delete;
   ModelMetrics& operator=(const ModelMetrics&) = delete;
@@ -87,6 +88,7 @@ class ModelMetrics {
     StoreStats store;
     FleetStats fleet;
     std::vector<Store::Usage> tables;  // of all devices
+    std::vector<TaskHealth> tasks;     // by name, of the node and the process
   };
   // A metric, and what says its value. A counter gets the difference, a gauge the value.
   struct Series {
@@ -96,6 +98,7 @@ class ModelMetrics {
     std::function<uint64_t(const Sample&)> value;
   };
   void Add(const char* family, const Labels& labels, std::function<uint64_t(const Sample&)> value);
+  void AddOfServer(const std::string& version);
   void AddOfTables();
   void AddOfStore();
   void AddOfGuard();
@@ -103,8 +106,8 @@ class ModelMetrics {
   void AddOfHbm(size_t devices);
   void AddOfBus();
   void AddOfFleet();
+  void AddOfTasks();
   void Publish();
-  void Run(const std::stop_token& stop);
 
   MetricFamilies& families_;
   const Node& node_;
@@ -118,7 +121,7 @@ class ModelMetrics {
   std::string bus_error_;   // shown last in the log
   std::string seal_error_;  // the same
   std::string why_not_ready_;
-  std::jthread thread_;  // last: it uses the members above
+  std::unique_ptr<BackgroundTask> task_;  // last: it uses the members above
 };
 
 }  // namespace embertide::triton

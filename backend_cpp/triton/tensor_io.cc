@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "triton/edge.h"
+#include "triton/stage_names.h"
 
 namespace embertide::triton {
 namespace {
@@ -74,6 +75,10 @@ Status ReadParameters(TRITONBACKEND_Request* request, RequestParameters* paramet
     const void* value = nullptr;
     EMBERTIDE_RETURN_IF_ERROR(
         FromTriton(TRITONBACKEND_RequestParameter(request, i, &key, &type, &value)));
+    if (std::strcmp(key, kAskStages) == 0) {
+      parameters->stages = type == TRITONSERVER_PARAMETER_BOOL && *static_cast<const bool*>(value);
+      continue;
+    }
     const bool version = std::strcmp(key, "version") == 0;
     if (!version && std::strcmp(key, "columns") != 0) continue;
     const int64_t number =

@@ -20,6 +20,7 @@ Status ReadInputs(TRITONBACKEND_Request* request, std::vector<Tensor>* inputs);
 struct RequestParameters {
   uint64_t version = 0;  // the version that the answer is wanted from
   uint64_t columns = 0;  // of KEYS, of a jagged request
+  bool stages = false;   // how long its stages took is wanted (stage_names.h)
 };
 
 // kInvalidArgument naming a parameter that is no positive integer.

@@ -1,0 +1,1 @@
+"""What stands between callers and the backend: the stock server's front end, and others."""
