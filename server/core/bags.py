@@ -1,4 +1,4 @@
-"""How many keys the bags of pooled tables have, from the sums that peers return.
+"""Keys in the bags of pooled tables, estimated from the sums that peers return.
 
 A peer that answers the share s of a node's keys of a table has some of a bag of L keys with
 probability 1 - (1 - s)^L, if they fall to owners by chance. Then it has k = L s / (1 - (1 - s)^L)
@@ -20,7 +20,7 @@ from embertide.v1 import node_pb2
 
 KEYS_MAX = 10_000.0
 # Fewer sums say nothing.
-_SUMS_LEAST = 100.0
+_SUMS_MIN = 100.0
 
 _Pair = tuple[str, int]  # peer and table
 
@@ -31,7 +31,7 @@ class _Asked:
 
     Attributes:
         last: Since its start, as reported last.
-        counts: What came since, halving.
+        counts: Sums and keys that came since, halving.
     """
 
     last: dict[_Pair, tuple[int, int]]
@@ -39,7 +39,7 @@ class _Asked:
 
 
 class Bags:
-    """What nodes say of sums, by name."""
+    """The sums that nodes report, by name."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
@@ -82,7 +82,7 @@ class Bags:
         Args:
             table: Its id.
             asked: By node, the share of the keys that its requests want of it which peers answer.
-            sent_share: Of the keys asked, those that are sent (workload.py).
+            sent_share: Share of the keys asked that are sent (workload.py).
         """
         pairs: list[tuple[float, float, float]] = []  # keys, sums, share of the node's keys
         for name, node in self._nodes.items():
@@ -106,7 +106,7 @@ def _solved(pairs: list[tuple[float, float, float]], sent_share: float) -> float
         expected_P = expected_sums(keys_P / (bag_keys * share_P), share_P, bag_keys)
         return sums - float(expected_P.sum())
 
-    if sums < _SUMS_LEAST or missing(1.0) >= 0:
+    if sums < _SUMS_MIN or missing(1.0) >= 0:
         return 1.0
     if missing(KEYS_MAX) <= 0:
         return KEYS_MAX

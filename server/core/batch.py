@@ -11,9 +11,9 @@ Batches of one operation go their ways independently of each other, and have no 
 
 from collections.abc import Sequence
 
-from embertide.server.core.plan.layout import Place
-from embertide.server.core.plan.moves import Move, Step
-from embertide.server.core.view import View
+from embertide.server.core.plan.moves import Step
+from embertide.server.core.plan.names import Device, NamedMove
+from embertide.server.core.view import Patience, View
 from embertide.v1 import control_pb2
 
 # A target that is full tries again twice a second, as what leaves it makes room.
@@ -24,15 +24,15 @@ class Batch:
     """Decides on the next step of a batch; the caller writes it.
 
     Attributes:
-        message: How it stands, as a part of the OperationRecord.
-        moves: What moves.
+        message: Its state, as a part of the OperationRecord.
+        moves: Its moves.
         why: Why it waits, or what made it turn back. Empty: nothing special.
     """
 
     def __init__(
         self,
         message: control_pb2.MovingBatch,
-        moves: Sequence[Move],
+        moves: Sequence[NamedMove],
         *,
         base_epoch: int,
         longest_deadline_ms: int,
@@ -40,7 +40,7 @@ class Batch:
         """Go on with a batch from any step.
 
         Args:
-            message: How it stands.
+            message: Its state.
             moves: Its moves.
             base_epoch: Epoch of a plan in which all sources own what they give away.
             longest_deadline_ms: A source that left holds on for as long.
@@ -58,6 +58,7 @@ class Batch:
         self._acted_ms: int | None = None
         self._acted: frozenset[str] = frozenset()
         self._full_ms: int | None = None  # since when a target has been full
+        self._patience = Patience()
 
     @property
     def step(self) -> Step:
@@ -70,12 +71,13 @@ class Batch:
         if step is Step.JOINING:
             self.message.joined_epoch = epoch
         self._acted_ms, self._acted = None, frozenset()
+        self._patience.end()
 
     def next(self, view: View, *, ending: bool, alone: bool) -> Step | None:
         """Return the step that the beats allow; None: it waits. NONE: it is over.
 
         Args:
-            view: What is known.
+            view: Plan, fleet and time.
             ending: The operation is to end as soon as it can.
             alone: No other batch of the operation is on its way.
         """
@@ -84,17 +86,24 @@ class Batch:
         if step in (Step.JOINING, Step.BOTH_OWN, Step.LEAVING):
             if dead := self._dead_target(view):
                 return self._without_target(dead, view)
-            # What only its target owns goes on.
+            # A batch that only its target owns goes on.
             if ending and step is not Step.LEAVING and not self._missing_source(view):
                 return Step.TAKEN_BACK
             # After the first step too: a node that was started again has to load again.
             if not self._held(view) or not self._others_hold(view):
+                if not self.why and self._patience.lasts(view.now_ms):
+                    self.why = f"waits: {self._late_target(view)}"
                 return self._without_room(view, alone=alone)
+            if step is Step.JOINING:
+                self._patience.end()
         if step is Step.JOINING:
             return Step.BOTH_OWN
         if not view.all_act_by(self.message.step_epoch):
             self._acted_ms = None
+            if self._patience.lasts(view.now_ms):
+                self.why = f"waits: {view.who_does_not_act_by(self.message.step_epoch)}"
             return None
+        self._patience.end()
         return self._after_all_act(step, view)
 
     def _after_all_act(self, step: Step, view: View) -> Step | None:
@@ -102,11 +111,7 @@ class Batch:
             return Step.LEAVING
         if step is Step.DROPPED:
             return Step.NONE
-        if any(
-            place in view.layout[move.at].leaving
-            for move in self.moves
-            for place in (move.source, move.target)
-        ):
+        if any(_is_leaving(move, view) for move in self.moves):
             # One that was counted as dead, and is heard again, may have asked by an older plan.
             if self._acted_ms is None or not view.live_names <= self._acted:
                 self._acted_ms, self._acted = view.now_ms, self._acted | view.live_names
@@ -116,7 +121,7 @@ class Batch:
         return Step.DROPPED if step is Step.LEAVING else Step.NONE
 
     def _dead_target(self, view: View) -> str:
-        return next((view.name(node) for node in self._targets if not view.alive(node)), "")
+        return next((node for node in self._targets if not view.alive(node)), "")
 
     def _without_target(self, dead: str, view: View) -> Step | None:
         """Turn back, if there is somebody to turn back to."""
@@ -146,10 +151,17 @@ class Batch:
         for node in self._targets:
             member = view.member(node)
             if member and member.beat and member.beat.full and not self._holds_all(node, view):
-                return view.name(node)
+                return node
         return ""
 
-    def _holds_all(self, node: int, view: View) -> bool:
+    def _late_target(self, view: View) -> str:
+        """Say which target does not hold the batch. Requires: `_held` is false."""
+        late = [node for node in self._targets if not self._holds_all(node, view)]
+        if late:
+            return f"{late[0]} has not loaded them yet"
+        return "a node has not reached the version at which their targets hold them"
+
+    def _holds_all(self, node: str, view: View) -> bool:
         return view.holds(node, self.message.joined_epoch)
 
     def _missing_source(self, view: View) -> str:
@@ -161,7 +173,7 @@ class Batch:
                 return "so is a node that it takes over from"
             # One that was started again loads what it owns or leaves, as any node.
             if not view.holds(node, self._base_epoch):
-                return f"{view.name(node)}, which it takes over from, does not hold them yet"
+                return f"{node}, which it takes over from, does not hold them yet"
         if not all(self._other_holds(move, move.target, view) for move in self._added):
             return "no other owner holds its buckets"
         return ""
@@ -173,10 +185,10 @@ class Batch:
         self.why = "waits: no other owner holds a bucket whose owner is to leave"
         return False
 
-    def _other_holds(self, move: Move, leaving: Place | None, view: View) -> bool:
+    def _other_holds(self, move: NamedMove, leaving: Device | None, view: View) -> bool:
         return any(
             view.alive(each.node) and view.holds(each.node, self._base_epoch)
-            for each in view.layout[move.at].owners
+            for each in view.holders(move.at).owners
             if each != leaving
         )
 
@@ -193,3 +205,9 @@ class Batch:
             member = view.member(node)
             since = max(since, member.beat.held_since if member and member.beat else 0)
         return view.all_have_reached(since)
+
+
+def _is_leaving(move: NamedMove, view: View) -> bool:
+    """Whether a device that a move names is leaving the bucket."""
+    leaving = view.holders(move.at).leaving
+    return move.source in leaving or move.target in leaving

@@ -6,20 +6,23 @@ is made from what is in the store.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 from google.protobuf.message import Message
 
 from embertide.server.core.demand import PLANNED_BY_S, Clock, Demand
-from embertide.server.core.drift.autopilot import COMPARE, LOOK, Autopilot, DriftMemory, Trust
-from embertide.server.core.drift.look import Compared, Looked
+from embertide.server.core.drift.autopilot import Autopilot, DriftMemory, Trust
+from embertide.server.core.drift.diagnosis import Outcome, Reason
+from embertide.server.core.drift.look import LookFindings
 from embertide.server.core.drift.options import DriftOptions
 from embertide.server.core.errors import Code, MovedOnError, RefusedError, invalid
-from embertide.server.core.fleet import Fleet, check_registration
+from embertide.server.core.fleet import FOUND_AGAIN_MS, Fleet, Member, check_registration
 from embertide.server.core.idempotency import Answers, check_id, content, in_use
 from embertide.server.core.loads import Loads
 from embertide.server.core.operations import Operations
 from embertide.server.core.plan import shares
+from embertide.server.core.plan.adoption import EPOCHS_ABOVE, adopted_plan
 from embertide.server.core.plan.bootstrap import first_plan, table_bytes
 from embertide.server.core.plan.groups import (
     Wish,
@@ -27,35 +30,41 @@ from embertide.server.core.plan.groups import (
     is_announced,
     whole_groups,
     wish_of,
-    without_last,
 )
 from embertide.server.core.plan.layout import LaidPlan, PackedLayout
 from embertide.server.core.plan.moves import still_to_make
-from embertide.server.core.plan.planner import Proposal
+from embertide.server.core.plan.named_operation import NamedOperation
+from embertide.server.core.plan.names import Roster, names_of, without_gone
 from embertide.server.core.plan.validity import check_laid
 from embertide.server.core.plan.workload import device_loads, device_work, predicted
-from embertide.server.core.preparation import PreparedOperation, operation_of, prepare_operation
+from embertide.server.core.preparation import PreparedOperation, operation_of
 from embertide.server.core.price_fit import CostFit
 from embertide.server.core.reshard import (
-    Asked,
-    Posed,
     Situation,
+    build_moves,
+    build_task,
+    check_reason,
     check_request,
     is_dead,
-    move_of,
-    pose,
-    settle,
 )
-from embertide.server.core.state import Saved, Writes
+from embertide.server.core.state import SavedState, Writes
+from embertide.server.core.tasks import (
+    DriftSeen,
+    GainMeasured,
+    OperationPrepared,
+    PrepareOperation,
+    TaskQueue,
+)
 from embertide.server.core.view import View
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
+_FAILED, _ABORTED = control_pb2.OPERATION_STATE_FAILED, control_pb2.OPERATION_STATE_ABORTED
 _READY, _LOADING = control_pb2.NODE_STATE_READY, control_pb2.NODE_STATE_LOADING
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ControlOptions:
-    """How a control plane decides.
+    """Options of a control plane's decisions.
 
     Attributes:
         model: The model whose fleet it is.
@@ -63,7 +72,7 @@ class ControlOptions:
         heartbeat_ms: From one beat to the next; five missed make a node dead.
         longest_deadline_ms: No lookup takes longer; a source that left holds on for as long.
         clock: Time that load windows count in: "event" where a stream is replayed.
-        drift: How it decides about drift.
+        drift: Options of its decisions about drift.
     """
 
     model: str
@@ -81,7 +90,7 @@ class ControlOptions:
 
 
 class Memory:
-    """What outlives one Control inside the process, and no process."""
+    """State that outlives one Control inside the process, and no process."""
 
     def __init__(self, options: ControlOptions) -> None:
         """Begin with nothing."""
@@ -91,17 +100,20 @@ class Memory:
         self.fit = CostFit()
         self.drift = DriftMemory()
         self.answers: Answers[Message] = Answers()
+        self.began_ms: int | None = None  # when the first Control was made
 
 
 class Control:
-    """Who is in the fleet, which plan holds, which operations run."""
+    """The members of the fleet, the plan that holds, and the operations."""
 
     def __init__(
-        self, options: ControlOptions, saved: Saved, now_ms: int, memory: Memory | None = None
+        self, options: ControlOptions, saved: SavedState, now_ms: int, memory: Memory | None = None
     ) -> None:
         """Go on from what was written, killed wherever the one before was."""
         self.options = options
         self.memory = memory or Memory(options)
+        if self.memory.began_ms is None:
+            self.memory.began_ms = now_ms
         self.fleet = self.memory.fleet
         self.fleet.restore(saved.nodes, now_ms)
         self.loads = self.memory.loads
@@ -113,6 +125,7 @@ class Control:
         if saved.plan is not None:
             check_laid(saved.plan, None)
             self.plan, self.layout = saved.plan
+            _name_nodes(saved.operations.values(), self.plan.topology)
         self.operations = Operations(saved.operations, options.longest_deadline_ms, now_ms)
         self._writes = Writes()
         self._answered: list[tuple[str, Message, Message, int]] = []
@@ -120,10 +133,7 @@ class Control:
         self._no_plan = ""  # why the first plan was refused
         # Operations whose moves were made from the plan of this epoch.
         self._made_at: dict[str, int] = {}
-        # What is to be made of the operation whose turn it is, or what a planner is to answer for
-        # the autopilot, and what came of that.
-        self.wanted: tuple[str, Posed | Asked] | None = None
-        self._thought: tuple[str, int, Proposal | PreparedOperation | RefusedError] | None = None
+        self.tasks = TaskQueue()
         self.autopilot = Autopilot(
             options.drift, self.memory.drift, saved.decisions, saved.settings, options.clock
         )
@@ -152,7 +162,7 @@ class Control:
 
     @property
     def why_no_plan(self) -> str:
-        """What the first plan waits for, and what to do."""
+        """The reason why there is no first plan, and the remedy."""
         return self._no_plan or (
             f"{len(self.fleet)} of {self.options.expect_nodes} nodes have registered; wait for them"
         )
@@ -244,34 +254,46 @@ class Control:
         self.demand.forget(request.node)
         self.fit.forget(request.node)
         self._writes.nodes[request.node] = None
-        if self.plan is not None:
-            members = {member.name for member in self.fleet}
-            topology = without_last(self.plan, members, self._named())
-            if topology is not None:
-                self._replace(self._with_topology(topology, now_ms))
+        self.operations.leave(request.node)
+        if (fewer := self._without_gone(now_ms)) is not None:
+            self._replace(fewer)
         answer = control_pb2.RemoveNodeResponse()
         self._answered.append((request.request_id, request, answer, now_ms))
         return answer
 
+    def _without_gone(self, now_ms: int) -> LaidPlan | None:
+        """Return the plan without the nodes that have left, once no operation is at work."""
+        if self.plan is None or self.operations.running is not None:
+            return None
+        members = {member.name for member in self.fleet}
+        if members.issuperset(node.name for node in self.plan.topology.nodes):
+            return None  # as at nearly every tick
+        fewer = without_gone(LaidPlan(self.plan, self.layout), members)
+        if fewer is not None:
+            fewer.head.epoch = self.epoch + 1
+            fewer.head.operation_id = ""
+            fewer.head.created_ms = now_ms
+        return fewer
+
     def _is_named(self, node: str) -> bool:
         """Whether the plan gives a node buckets, or an operation at work may yet."""
-        if self.plan is None:
-            return False
-        at = {each.name: position for position, each in enumerate(self.plan.topology.nodes)}.get(
-            node
-        )
-        return at in self._named()
+        return node in self._named_nodes()
 
-    def _named(self) -> set[int]:
-        """Return the positions that the plan gives buckets, or an operation at work may yet."""
-        named = {each.node for held in self.layout.in_use() for places in held for each in places}
-        for record in self.operations.active():
-            named |= {each.target.node for each in record.moves if each.HasField("target")}
-        return named
+    def _named_nodes(self) -> set[str]:
+        """Return the nodes that the plan gives buckets, or an operation may yet."""
+        if self.plan is None:
+            return set()
+        names = names_of(self.plan.topology)
+        named = {
+            names[at.node] for held in self.layout.in_use() for places in held for at in places
+        }
+        return named.union(*(NamedOperation(each).targets() for each in self.operations.active()))
 
     def status(self, now_ms: int) -> control_pb2.ControlServiceGetStatusResponse:
         """Say how the fleet is, as it last reported."""
-        answer = control_pb2.ControlServiceGetStatusResponse(plan_epoch=self.epoch)
+        answer = control_pb2.ControlServiceGetStatusResponse(
+            plan_epoch=self.epoch, drift=self.drift_status(now_ms)
+        )
         running = self.operations.running
         draining = running.record.request.drain_node if running else None
         wish = wish_of(running.record.request, self.operations.records) if running else None
@@ -291,7 +313,9 @@ class Control:
                 versions=beat.versions,
                 plan_epoch=beat.plan_epoch,
                 staleness_ms=beat.staleness_ms,
+                failing=beat.failing,
                 last_beat_ms=max(0, now_ms - member.heard_ms),
+                unheard=member.beat is None,
             )
         return answer
 
@@ -301,8 +325,10 @@ class Control:
         """Say what was read in the last window."""
         return self.loads.fleet(request.hot_keys)
 
-    def pose(self, request: control_pb2.StartReshardRequest, now_ms: int) -> Asked | None:
-        """Return what a request is to be prepared by; None: it was accepted before.
+    def build_task(
+        self, request: control_pb2.StartReshardRequest, now_ms: int
+    ) -> PrepareOperation | None:
+        """Return the task that prepares a request; None: it was accepted before.
 
         Raises:
             RefusedError: As `start`.
@@ -311,9 +337,11 @@ class Control:
         known = self._first_answer(request.operation_id, request) is not None
         if known or request.operation_id in self.operations.records:
             return None
-        return self._asked(request, now_ms)
+        return self._task_of_request(request, now_ms)
 
-    def _asked(self, request: control_pb2.StartReshardRequest, now_ms: int) -> Asked:
+    def _task_of_request(
+        self, request: control_pb2.StartReshardRequest, now_ms: int
+    ) -> PrepareOperation:
         situation = self._situation(now_ms, request.half_life_s, request)
         if request.WhichOneof("goal") == "target" and request.target.base_epoch != self.epoch:
             raise RefusedError(
@@ -321,12 +349,14 @@ class Control:
                 f"target.base_epoch is {request.target.base_epoch}; the plan is {self.epoch}: read "
                 "it and try again",
             )
-        return self._asked_by(request, situation)
+        return self._task_of(request, situation)
 
-    def _asked_by(self, request: control_pb2.StartReshardRequest, now: Situation) -> Asked:
-        return Asked(
+    def _task_of(
+        self, request: control_pb2.StartReshardRequest, now: Situation
+    ) -> PrepareOperation:
+        return PrepareOperation(
             request=request,
-            posed=pose(request, now),
+            planner_task=build_task(request, now),
             # Records change, and there may be 64 MiB of them.
             now=dataclasses.replace(now, operations={}),
             nodes_known=len(self.plan.topology.nodes) if self.plan is not None else 0,
@@ -337,17 +367,19 @@ class Control:
         request: control_pb2.StartReshardRequest,
         now_ms: int,
         ready: PreparedOperation | None = None,
+        author: str = "",
     ) -> control_pb2.StartReshardResponse:
         """Accept an operation, or say what it would be.
 
         Args:
-            request: What is asked.
+            request: The request.
             now_ms: Wall clock.
-            ready: What it comes to by what `pose` returned; None: it is prepared here and now.
+            ready: The operation by the task of `build_task`; None: it is prepared here and now.
+            author: The caller. Empty: callers are not asked who they are.
 
         Raises:
             RefusedError: It cannot be done.
-            MovedOnError: The plan is not that of `pose` any more.
+            MovedOnError: The plan is not that of `build_task` any more.
         """
         check_request(request)
         first = self._first_answer(request.operation_id, request)
@@ -356,7 +388,7 @@ class Control:
         if request.operation_id in self.operations.records:
             return self._accepted_before(request)
         if ready is None:
-            ready = prepare_operation(self._asked(request, now_ms))
+            ready = self._task_of_request(request, now_ms).run().value()
         elif ready.epoch != self.epoch:
             raise MovedOnError(
                 f"the plan moved on from {ready.epoch} to {self.epoch} while moves were prepared: "
@@ -365,12 +397,12 @@ class Control:
         if dead := [name for name in ready.targets if not self.fleet.alive(name, now_ms)]:
             raise is_dead(dead[0])
         if not request.dry_run:
-            self._accept(ready, now_ms)
+            self._accept(ready, author, now_ms)
         if ready.answer.HasField("before"):
             ready.answer.model.CopyFrom(self.fit.message())
         return ready.answer
 
-    def _accept(self, ready: PreparedOperation, now_ms: int) -> None:
+    def _accept(self, ready: PreparedOperation, author: str, now_ms: int) -> None:
         """Take an operation in as it was answered.
 
         Raises:
@@ -384,6 +416,7 @@ class Control:
             ready.answer.explanation += "; mode is advise from now on: `embertide drift mode auto`"
         record.operation.created_ms = self.operations.created_ms(now_ms)
         ready.answer.operation.created_ms = record.operation.created_ms
+        record.operation.author = ready.answer.operation.author = author
         self.operations.add(record)
         if ready.encoded:
             self._writes.encoded[request.operation_id] = ready.encoded
@@ -402,17 +435,25 @@ class Control:
         answer = control_pb2.StartReshardResponse(
             operation=record.operation,
             moves=record.moves,
+            nodes=record.nodes,
             hot_rows=record.hot_rows,
             tier_shares=record.tier_shares,
             explanation="accepted before; device loads are as measured now",
         )
         if self.plan is not None:
-            workload = self.demand.workload(self.plan.topology, self.layout)
-            before = device_work(self.plan.topology, self.layout, workload)
-            left = [move_of(each) for each in record.moves[record.operation.buckets_done :]]
-            left = still_to_make(self.layout, left) if not record.operation.ended_ms else []
-            after = predicted(before, left, workload)
-            answer.devices.extend(device_loads(before, after))
+            topology = self.plan.topology
+            workload = self.demand.workload(topology, self.layout)
+            before = device_work(topology, self.layout, workload)
+            done, ended = record.operation.buckets_done, record.operation.ended_ms
+            moves = [] if ended else NamedOperation(record).moves(done)
+            left = filter(None, map(Roster(topology).find_move, moves))
+            after = predicted(before, still_to_make(self.layout, left), workload)
+            position = {name: at for at, name in enumerate(record.nodes)}
+            for each in device_loads(before, after):
+                name = topology.nodes[each.device.node].name
+                each.device.node = position.setdefault(name, len(position))
+                answer.devices.append(each)
+            answer.nodes[:] = position
         return answer
 
     def _situation(
@@ -422,6 +463,8 @@ class Control:
         request: control_pb2.StartReshardRequest | None = None,
     ) -> Situation:
         """Return what a request is judged by: with the nodes of a group that it adds."""
+        if ahead := self.problem(now_ms):
+            raise RefusedError(Code.FAILED_PRECONDITION, ahead)
         if self.plan is None:
             raise RefusedError(Code.FAILED_PRECONDITION, f"no plan yet: {self.why_no_plan}")
         plan = self.plan
@@ -459,6 +502,11 @@ class Control:
         self._ticked_ms = now_ms
         if gap_ms > 2 * self.options.heartbeat_ms:
             self.fleet.forgive(gap_ms)
+        if self.autopilot.is_time(now_ms):
+            self.autopilot.note_forbidden(self._look_forbidden(now_ms), now_ms)
+        if ahead := self.problem(now_ms):
+            self._wait_for_adoption(ahead)
+            return
         if self.plan is None:
             self._make_first(now_ms)
             return
@@ -466,6 +514,9 @@ class Control:
         if running is not None:
             self.fit.disturb(now_ms)
         behind = running is not None and running.record.step_epoch > self.epoch
+        if (fewer := self._without_gone(now_ms)) is not None:
+            self._replace(fewer)
+            return
         if not behind:
             turn = running.record if running is not None else self.operations.next_waiting()
             wish = wish_of(turn.request, self.operations.records) if turn is not None else None
@@ -480,67 +531,240 @@ class Control:
             return
         self._follow_drift(now_ms)
 
+    def buckets_without_owner(self, now_ms: int) -> int:
+        """Count the buckets of which no owner lives."""
+        if self.plan is None:
+            return 0
+        live = {member.name for member in self.fleet.live(now_ms)}
+        alive = {at for at, node in enumerate(self.plan.topology.nodes) if node.name in live}
+        lost = [
+            code
+            for code, held in self.layout.codes_in_use().items()
+            if not any(at.node in alive for at in held.owners)
+        ]
+        return sum(int(np.isin(codes, lost).sum()) for codes in self.layout.codes.values())
+
+    def problem(self, now_ms: int) -> str:
+        """Say why no plan of ours would be followed; empty: it would be.
+
+        A node takes no plan whose epoch is not above that of the one it has.
+        """
+        epochs = {
+            member.name: member.beat.plan_epoch
+            for member in self.fleet.live(now_ms)
+            if member.beat is not None and member.beat.plan_epoch > self.epoch
+        }
+        if not epochs:
+            return ""
+        first = min(epochs)
+        more = f" and {len(epochs) - 1} more" if len(epochs) > 1 else ""
+        ours = f"has plan {self.epoch}" if self.epoch else "has none"
+        return (
+            f"{first}{more} acts by plan {max(epochs.values())}, and `state` {ours}: it lost its "
+            "keys, or --state is another store than the nodes'; in the first case run `embertide "
+            "plan adopt`"
+        )
+
+    def _wait_for_adoption(self, why: str) -> None:
+        """Write nothing that no node would follow, and say so."""
+        self._no_plan = why
+        if self.operations.running is not None:
+            self.operations.wait(self.operations.running.record, f"waits: {why}")
+
+    def adopt(
+        self,
+        request: control_pb2.AdoptPlanRequest,
+        loads: Mapping[str, node_pb2.NodeServiceGetLoadResponse],
+        now_ms: int,
+    ) -> control_pb2.AdoptPlanResponse:
+        """Make a plan of what nodes hold, where they act by one that the store does not have.
+
+        Args:
+            request: The request.
+            loads: The buckets that the live nodes hold, asked for now.
+            now_ms: Wall clock.
+
+        Raises:
+            RefusedError: Nodes act by our plan, or one that lives does not say what it holds.
+        """
+        check_id("request_id", request.request_id)
+        check_reason(request.reason)
+        first = self._first_answer(request.request_id, request)
+        if isinstance(first, control_pb2.AdoptPlanResponse):
+            return first
+        live = self.fleet.live(now_ms)
+        self._check_adoption(live, loads, now_ms)
+        told = [each.beat.plan_epoch for each in self.fleet if each.beat is not None]
+        adopted = adopted_plan(
+            sorted((each.registration.node for each in self.fleet), key=lambda each: each.name),
+            live[0].registration.tables,
+            {each.name: loads[each.name] for each in live},
+            max(self.epoch, *told) + EPOCHS_ABOVE,
+        )
+        adopted.plan.head.created_ms = now_ms
+        answer = control_pb2.AdoptPlanResponse(
+            plan_epoch=adopted.plan.epoch,
+            buckets_unheld=adopted.unheld,
+            operations_ended=[each.operation.id for each in self.operations.active()],
+        )
+        for each in live:
+            acts_by = each.beat.plan_epoch if each.beat is not None else 0
+            answer.nodes.add(node=each.name, plan_epoch=acts_by, buckets=adopted.held[each.name])
+        if request.dry_run:
+            return answer
+        for record in self.operations.active():
+            self.operations.fail(
+                record, "`state` lost its keys; the plan was adopted from what nodes hold", now_ms
+            )
+        self._replace(adopted.plan)
+        self._writes.jumps = True
+        self._answered.append((request.request_id, request, answer, now_ms))
+        return answer
+
+    def _check_adoption(
+        self,
+        live: Sequence[Member],
+        loads: Mapping[str, node_pb2.NodeServiceGetLoadResponse],
+        now_ms: int,
+    ) -> None:
+        since_ms = now_ms - (self.memory.began_ms or 0)
+        if since_ms < FOUND_AGAIN_MS:
+            raise RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"this control plane began {since_ms / 1000:.0f} s ago, and nodes may take "
+                f"{FOUND_AGAIN_MS // 1000} s to find it; wait, so that what they hold is theirs",
+            )
+        if not live:
+            raise RefusedError(
+                Code.FAILED_PRECONDITION, "no node lives that could say what it holds; start them"
+            )
+        if silent := [each.name for each in live if each.name not in loads or each.beat is None]:
+            raise RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"node {silent[0]!r} lives and does not say what it holds; wait for it, or stop it",
+            )
+        left = {each.name: each.beat.buckets_left for each in live if each.beat is not None}
+        if loading := [name for name, buckets in left.items() if buckets]:
+            raise RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"node {loading[0]!r} has {left[loading[0]]:,} buckets left to load of the plan "
+                "that it acts by; wait for it, or stop it",
+            )
+        if not self.problem(now_ms):
+            raise RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"all live nodes act by plans that `state` has, up to {self.epoch}: there is "
+                "nothing to adopt",
+            )
+
+    def restored(self, now_ms: int) -> Writes:
+        """Return all that a store has to hold, for one that lost its keys under us.
+
+        The plan goes on under an epoch that no node can have.
+        """
+        if self.plan is not None:
+            told = [each.beat.plan_epoch for each in self.fleet if each.beat is not None]
+            head = plan_pb2.Plan()
+            head.CopyFrom(self.plan)
+            head.epoch = max(self.epoch, *told, 0) + EPOCHS_ABOVE
+            head.created_ms = now_ms
+            self._replace(LaidPlan(head, self.layout))
+        self.take()
+        return Writes(
+            plan=LaidPlan(self.plan, self.layout) if self.plan is not None else None,
+            nodes={each.name: each.registration for each in self.fleet},
+            operations=dict(self.operations.records),
+            made=set(self.operations.records),
+            decisions={each.id: each for each in self.autopilot.decisions},
+            settings=self.autopilot.kept_settings,
+            jumps=True,
+        )
+
     def _follow_drift(self, now_ms: int) -> None:
         """Look at the drift when it is time, and act on what a look has found."""
         if self.operations.active():
             return
-        if self._thought is not None and self._thought[0] == COMPARE:
-            self._take_comparison(now_ms)
-        if self._thought is not None and self._thought[0] == LOOK:
-            self._take_look(now_ms)
+        if (measured := self.tasks.take(GainMeasured)) is not None:
+            found = measured.outcome
+            self.autopilot.compare(None if isinstance(found, RefusedError) else found, now_ms)
+        if (seen := self.tasks.take(DriftSeen)) is not None:
+            if seen.epoch == self.epoch:
+                self._take_look(seen.outcome, now_ms)
+            else:
+                self.autopilot.note_moved_on(seen.epoch, self.epoch, now_ms)
         records = self.operations.records
         loads = self.loads.by_node
-        if self.wanted is None and self.autopilot.can_compare(records, loads, now_ms):
-            situation = self._situation(now_ms, self.options.drift.half_life_s)
-            self.wanted = COMPARE, self.autopilot.pose_comparison(situation)
-        if self.wanted is None and self.autopilot.is_due(now_ms):
-            posed = self.autopilot.pose(
+        if not self.tasks and self.autopilot.can_compare(records, loads, now_ms):
+            comparison = self.autopilot.build_comparison(
+                self._situation(now_ms, self.options.drift.half_life_s)
+            )
+            if comparison is not None:
+                self.tasks.add(comparison)
+        if not self.tasks and self.autopilot.is_due(now_ms):
+            look = self.autopilot.build_look(
                 self._situation(now_ms, self.options.drift.half_life_s),
-                self.loads.by_node,
+                loads,
                 self._drained(),
                 now_ms,
             )
-            if posed is not None:
-                self.wanted = LOOK, posed
+            if look is not None:
+                self.tasks.add(look)
 
-    def _take_comparison(self, now_ms: int) -> None:
-        """Keep what the last operation has gained."""
-        thought, self._thought = self._thought, None
-        found = thought[2] if thought is not None else None
-        self.autopilot.compare(found if isinstance(found, Compared) else None, now_ms)
+    def _look_forbidden(self, now_ms: int) -> Reason | None:
+        """Return what forbids a look at the drift, whatever the mode; None: nothing does."""
+        if ahead := self.problem(now_ms):
+            return Reason(Outcome.DECISION_OUTCOME_PLAN_NOT_FOLLOWED, ahead)
+        if self.plan is None:
+            return Reason(Outcome.DECISION_OUTCOME_NO_PLAN, f"no plan yet: {self.why_no_plan}")
+        if active := self.operations.active():
+            text = f"operation {active[0].operation.id} has not ended"
+            return Reason(Outcome.DECISION_OUTCOME_OPERATION_AT_WORK, text)
+        return None
 
-    def _take_look(self, now_ms: int) -> None:
-        """Judge what a look has found; one at a plan that has moved on is dropped."""
-        thought, self._thought = self._thought, None
-        if thought is None or thought[1] != self.epoch:
-            return
-        outcome, situation = thought[2], self._situation(now_ms, self.options.drift.half_life_s)
-        prepared = None
-        if not isinstance(outcome, Looked | RefusedError):
-            raise TypeError(f"a look has returned {type(outcome).__name__}")
-        if isinstance(outcome, Looked) and outcome.triggers:
+    def drift_status(self, now_ms: int) -> control_pb2.DriftStatus:
+        """Say why nothing is done about drift now, or what was done last."""
+        return self.autopilot.status(self._look_forbidden(now_ms))
+
+    @property
+    def drift_looks(self) -> Mapping["control_pb2.DecisionOutcome.ValueType", int]:
+        """Return how many looks that were due came to each outcome; none that is missing did."""
+        return self.memory.drift.diagnosis.counts
+
+    def _take_look(self, outcome: LookFindings | RefusedError, now_ms: int) -> None:
+        """Judge what a look has found."""
+        situation = self._situation(now_ms, self.options.drift.half_life_s)
+        move_plan = None
+        if isinstance(outcome, LookFindings) and outcome.triggers:
             try:
-                prepared = settle("reshard", self.options.drift.planner, outcome, situation)
+                move_plan = build_moves("reshard", self.options.drift.planner, outcome, situation)
             except RefusedError as error:
                 outcome = error
         trust = Trust(self.fit.trusted, self.fit.error)
-        act = self.autopilot.take(outcome, prepared, situation, trust, now_ms)
+        act = self.autopilot.take(outcome, move_plan, situation, trust, now_ms)
         if act is not None:
-            ready = operation_of(act.request, act.prepared, situation)
+            ready = operation_of(act.request, act.move_plan, situation)
             if ready.answer.HasField("before"):
                 ready.answer.model.CopyFrom(self.fit.message())
-            self._accept(ready, now_ms)
+            self._accept(ready, "drift", now_ms)
 
     def _drained(self) -> set[str]:
-        """Return the nodes that an operator has drained: they get nothing by themselves."""
-        return {each.request.drain_node for each in self.operations.records.values()} - {""}
+        """Return the nodes that an operator has drained: they get nothing by themselves.
+
+        A drain counts no more once its node was removed: who comes by that name is another.
+        """
+        return {
+            each.request.drain_node
+            for each in self.operations.records.values()
+            if not each.drained_node_left and each.operation.state not in (_FAILED, _ABORTED)
+        } - {""}
 
     def decisions(
-        self, request: control_pb2.ListDecisionsRequest
+        self, request: control_pb2.ListDecisionsRequest, now_ms: int
     ) -> control_pb2.ListDecisionsResponse:
         """Return a page of what was decided about drift."""
         answer = self.autopilot.decisions.page(request, self.autopilot.settings)
         answer.model.CopyFrom(self.fit.message())
+        answer.status.CopyFrom(self.drift_status(now_ms))
         return answer
 
     def set_drift(self, wanted: control_pb2.DriftSettings) -> control_pb2.DriftSettings:
@@ -554,7 +778,13 @@ class Control:
 
     def _make_first(self, now_ms: int) -> None:
         live = self.fleet.live(now_ms)
+        self._no_plan = ""
         if len(live) < self.options.expect_nodes:
+            return
+        # A node's first beat says whether it acts by a plan of a store that lost its keys.
+        silent = [member.name for member in live if member.beat is None]
+        if silent:
+            self._no_plan = f"{silent[0]} has registered and not beaten yet; wait for it"
             return
         tables = live[0].registration.tables
         nodes: Mapping[str, plan_pb2.Node] = {each.name: each.registration.node for each in live}
@@ -608,50 +838,39 @@ class Control:
         if self.plan is None or wish is None or not is_announced(self.plan.topology, wish):
             return True
         view = View(self.plan, self.layout, self.fleet, now_ms)
-        deaf = [member.name for member in view.live() if not member.acts_by(self.epoch)]
-        if deaf:
-            self.operations.wait(record, f"waits until {deaf[0]} acts by plan {self.epoch}")
-        return not deaf
+        heard = view.all_act_by(self.epoch)
+        if not heard:
+            self.operations.wait(record, f"waits: {view.who_does_not_act_by(self.epoch)}")
+        return heard
 
     def _prepared_again(
         self, record: control_pb2.OperationRecord, now_ms: int
     ) -> PreparedOperation | None:
-        """Return what a record comes to now; None: it is being made, `wanted` says from what.
+        """Return what a record comes to now; None: a task of the queue makes it.
 
         Raises:
             RefusedError: It cannot be done any more.
         """
         id = record.operation.id
+        for task in self.tasks:
+            if isinstance(task, PrepareOperation) and task.is_for(id, self.epoch):
+                return None
+        result = self.tasks.take(OperationPrepared)
+        if result is not None and (result.operation_id, result.epoch) == (id, self.epoch):
+            return result.value()
         situation = self._situation(now_ms, record.request.half_life_s, record.request)
-        if self.wanted is not None and (self.wanted[0], self.wanted[1].epoch) == (id, self.epoch):
-            return None
-        asked = self._asked_by(record.request, situation)
-        if not asked.posed.thinks and not asked.posed.large:
-            return prepare_operation(asked)
-        thought, self._thought = self._thought, None
-        if thought is None or thought[:2] != (id, self.epoch):
-            self.wanted = id, asked
-            return None
-        if isinstance(thought[2], RefusedError):
-            raise thought[2]
-        return (
-            thought[2]
-            if isinstance(thought[2], PreparedOperation)
-            else prepare_operation(asked, thought[2])
-        )
-
-    def think(
-        self, id: str, task: Posed | Asked, outcome: Proposal | PreparedOperation | RefusedError
-    ) -> None:
-        """Take what came of what was `wanted`; the next tick looks whether it holds."""
-        self._thought = id, task.epoch, outcome
-        self.wanted = None
+        task = self._task_of(NamedOperation(record).request_now(situation.plan.topology), situation)
+        if task.is_quick:
+            return task.run().value()
+        self.tasks.add(task)
+        return None
 
     def _with_topology(self, topology: plan_pb2.Topology, now_ms: int) -> LaidPlan:
         plan = plan_pb2.Plan()
         if self.plan is not None:
             plan.CopyFrom(self.plan)
         plan.topology.CopyFrom(topology)
+        plan.operation_id = ""  # it was made by machines that came or went
         shares.drop_impossible(plan)
         plan.epoch = self.epoch + 1
         plan.created_ms = now_ms
@@ -663,9 +882,22 @@ class Control:
         self._writes.plan = plan
 
 
+def _name_nodes(
+    records: Iterable[control_pb2.OperationRecord], topology: plan_pb2.Topology
+) -> None:
+    """Name the nodes of an operation at work that a build before began, and did not name.
+
+    While an operation is at work, no position changes.
+    """
+    for record in records:
+        at_work = record.operation.base_epoch and not record.operation.ended_ms
+        if at_work and not record.nodes:
+            record.nodes.extend(names_of(topology))
+
+
 def _take_over(record: control_pb2.OperationRecord, ready: control_pb2.OperationRecord) -> None:
     """Bring the record of an operation that waited in line with what it comes to by now."""
-    for field in ("moves", "devices", "hot_rows", "tier_shares"):
+    for field in ("moves", "devices", "hot_rows", "tier_shares", "nodes"):
         record.ClearField(field)
         getattr(record, field).extend(getattr(ready, field))
     record.operation.buckets_total = ready.operation.buckets_total

@@ -1,4 +1,4 @@
-"""What nodes read of each bucket and what they ask of others, over several windows.
+"""Nodes' reads of each bucket and keys asked of others, over several windows.
 
 A node's load windows are added up in counts that halve: in a minute, in ten, in an hour and in a
 day. Counts and the time that they cover halve together, so that their quotient is a rate from the
@@ -30,9 +30,9 @@ HALF_LIVES_S = (60, 600, 3600, 86_400)
 PLANNED_BY_S = 600
 # Three windows of a node: it was asked as often.
 UNKNOWN_AFTER_MS = 15_000
-# Of many nodes, 100 a second are asked; see services/driver.py.
+# Where there are many nodes, 100 a second are asked; see services/driver.py.
 UNKNOWN_MS_A_NODE = 30
-# What a plan and people are told, so that numbers are those of a load window.
+# Plans and people get numbers for this time, which is that of a load window.
 WINDOW_S = 5
 _KINDS = ("here", "for_peers", "asked", "hot")
 

@@ -44,7 +44,17 @@ class StateUnavailableError(RefusedError):
 
     def __init__(self, reason: str) -> None:
         """Say why."""
-        super().__init__(Code.UNAVAILABLE, f"state Redis cannot be reached: {reason}")
+        super().__init__(Code.UNAVAILABLE, f"the state store fails: {reason}")
+
+
+class StateNotRestoredError(StateUnavailableError):
+    """The `state` Redis lost its keys, and what was in it cannot be written again yet."""
+
+    def __init__(self, why: str) -> None:
+        """Say what is waited for."""
+        RefusedError.__init__(
+            self, Code.UNAVAILABLE, f"state Redis lost its keys, and is not restored yet: {why}"
+        )
 
 
 class SupersededError(RefusedError):
@@ -53,6 +63,18 @@ class SupersededError(RefusedError):
     def __init__(self, message: str) -> None:
         """Say who."""
         super().__init__(Code.ABORTED, f"another control plane took over: {message}")
+
+
+class StateLostError(RefusedError):
+    """The `state` Redis answers, and what this control plane wrote is not there any more."""
+
+    def __init__(self, message: str) -> None:
+        """Say what is missing."""
+        super().__init__(
+            Code.ABORTED,
+            f"state Redis lost its keys: {message}; look whether it was flushed, evicts keys, or "
+            "was started without its AOF",
+        )
 
 
 def invalid(message: str) -> RefusedError:

@@ -10,7 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from embertide.server.core.errors import Code, RefusedError, invalid
 from embertide.server.core.idempotency import check_id
-from embertide.server.core.plan.validity import NODES_MAX, check_name, check_node, check_tables
+from embertide.server.core.plan.validity import (
+    NODES_MAX,
+    check_model_name,
+    check_node,
+    check_tables,
+)
 from embertide.v1 import control_pb2, plan_pb2
 
 BEATS_MISSED = 5
@@ -61,10 +66,6 @@ class Member:
             return -1  # it may act by anything until it says
         return self.beat.plan_epoch or (0 if self.newest else math.inf)
 
-    def acts_by(self, epoch: int) -> bool:
-        """Whether it reads by that plan or a later one, or reads nothing at all yet."""
-        return self.acted_epoch >= epoch
-
     @property
     def reached(self) -> float:
         """The newest version that it answers; infinity: it answers nothing at all yet."""
@@ -79,7 +80,7 @@ def check_registration(request: control_pb2.RegisterNodeRequest) -> None:
     """Prove that a registration is well formed."""
     check_id("request_id", request.request_id)
     check_node(request.node)
-    check_name("model", request.model)
+    check_model_name(request.model)
     check_tables(request.tables)
     if request.table_bytes and len(request.table_bytes) != len(request.tables):
         raise invalid(
@@ -137,7 +138,7 @@ class Fleet:
 
     @property
     def interval_ms(self) -> int:
-        """What nodes are told now: ms from one beat to the next."""
+        """The time in ms from one beat to the next, as nodes are told now."""
         return max(self.heartbeat_ms, BEAT_MS_A_NODE * len(self))
 
     def tell_interval(self, name: str) -> int:

@@ -40,7 +40,7 @@ class _Given(Generic[Answer]):
 
     @property
     def bytes(self) -> int:
-        """What it takes, about."""
+        """Its bytes in memory, about."""
         return ID_BYTES_MAX + len(self.asked) + self.answer.ByteSize()
 
 

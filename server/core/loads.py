@@ -1,4 +1,4 @@
-"""What nodes said that they read, and the keys that are hottest over all of them."""
+"""The reads that nodes reported, and the keys that are hottest over all of them."""
 
 from collections.abc import Mapping
 

@@ -15,16 +15,19 @@ their way has that state at once, and `ended_ms` when the plan is clean again.
 
 import collections
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from embertide.server.core.batch import Batch
-from embertide.server.core.errors import RefusedError
+from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan import hot, shares
-from embertide.server.core.plan.layout import LaidPlan, Place, budget_bytes, devices
+from embertide.server.core.plan.layout import LaidPlan, budget_bytes, devices
 from embertide.server.core.plan.moves import Move, Step, stepped
-from embertide.server.core.reshard import BUCKETS_AT_ONCE_MAX, move_of
-from embertide.server.core.room import Room, room_of
-from embertide.server.core.view import View
+from embertide.server.core.plan.named_operation import NamedOperation
+from embertide.server.core.plan.names import Device, NamedMove
+from embertide.server.core.plan.shares import TierShares
+from embertide.server.core.reshard import BUCKETS_AT_ONCE_MAX
+from embertide.server.core.room import Room, join, leave, room_of
+from embertide.server.core.view import Patience, View
 from embertide.v1 import control_pb2, plan_pb2
 
 ENDED = (
@@ -40,9 +43,10 @@ BATCH_BUCKETS = 64
 _BATCH_BYTES = 64 << 20
 _SHARE_OF_DEVICE = 64
 _MS = 1000
+_WAITS = "waits: "  # how a message of what is awaited begins
 
 
-class Running:
+class RunningOperation:
     """Drives the record of an operation; the caller writes what comes of it.
 
     Attributes:
@@ -59,6 +63,7 @@ class Running:
         self.batch_over = False
         self.arranged = False
         self.operation = record.operation
+        self._named = NamedOperation(record)
         self._deadline_ms = longest_deadline_ms
         self._began_ms = now_ms
         self._began_at = self.operation.buckets_done
@@ -74,22 +79,19 @@ class Running:
             (each.moves for each in record.batches), initial=self.operation.buckets_done
         )
         self._batches = [
-            self._batch(message, self._moves(begin, message.moves))
+            self._batch(message, self._named.moves(begin, message.moves))
             for message, begin in zip(record.batches, at, strict=False)
         ]
-        self._room: Room | None = None  # once the plan's machines are known
+        self._patience = Patience()
+        self._room: Room[Device] | None = None  # once the plan's machines are known
 
-    def _batch(self, message: control_pb2.MovingBatch, moves: list[Move]) -> Batch:
+    def _batch(self, message: control_pb2.MovingBatch, moves: list[NamedMove]) -> Batch:
         return Batch(
             message,
             moves,
             base_epoch=self.operation.base_epoch,
             longest_deadline_ms=self._deadline_ms,
         )
-
-    def _moves(self, begin: int, count: int) -> list[Move]:
-        """Read some of the record's moves; to read 100,000 takes longer than a tick may."""
-        return [move_of(each) for each in self.record.moves[begin : begin + count]]
 
     @property
     def _ending(self) -> bool:
@@ -104,7 +106,7 @@ class Running:
         if self.operation.state == control_pb2.OPERATION_STATE_PAUSED:
             return None
         if self.record.step == Step.HOT_ROWS:
-            if view.all_act_by(self.record.step_epoch):
+            if self._is_followed(view, self.record.step_epoch):
                 self.record.step, self.record.step_epoch = Step.NONE, 0
             return None
         stepping = self._step_batches(view)
@@ -128,7 +130,7 @@ class Running:
             if step is Step.TAKEN_BACK and not self._ending:
                 self.operation.state = control_pb2.OPERATION_STATE_FAILED
             if batch.why:
-                self._say(batch.why)
+                self._say_why(batch.why)
             if step is Step.NONE:
                 self._over(batch, view)
             elif step is not None:
@@ -142,8 +144,8 @@ class Running:
         others = [each for each in self._batches if each is not batch]
         moved = batch.step is Step.DROPPED
         room = self._room_now(view)
-        for each in self._messages(batch):
-            room.leave(each, moved=moved)
+        for each in batch.moves:
+            leave(room, each, moved=moved)
         self._arrange([batch, *others] if moved else [*others, batch])
         if moved:
             done = self.operation.buckets_done
@@ -177,15 +179,19 @@ class Running:
             begin += len(each.moves)
         return self.record.moves[begin : begin + len(batch.moves)]
 
-    def _room_now(self, view: View) -> Room:
+    def _room_now(self, view: View) -> Room[Device]:
         """Return what devices hold and may hold, as far as moves are made."""
         if self._room is None:
-            self._room = room_of(view.plan.topology, self.record.devices)
+            budgets = {
+                view.roster.device(at): budget_bytes(device)
+                for at, device in devices(view.plan.topology).items()
+            }
+            self._room = room_of(budgets, self._named.loads())
             done = self.operation.buckets_done
-            for each in self.record.moves[: done + self.record.moving]:
-                self._room.join(each)
-            for each in self.record.moves[:done]:
-                self._room.leave(each, moved=True)
+            for move in self._named.moves(0, done + self.record.moving):
+                join(self._room, move)
+            for move in self._named.moves(0, done):
+                leave(self._room, move, moved=True)
         return self._room
 
     # --- further batches ------------------------------------------------------------------------
@@ -201,11 +207,15 @@ class Running:
         budget = self.record.request.budget
         if budget.bytes_per_s:
             self._not_before_ms = view.now_ms + size * _MS // budget.bytes_per_s
-        begin = self.operation.buckets_done + self.record.moving
-        for each in self.record.moves[begin : begin + count]:
-            self._room_now(view).join(each)
-        message = control_pb2.MovingBatch(moves=count)
-        batch = self._batch(message, self._moves(begin, count))
+        moves = self._named.moves(self.operation.buckets_done + self.record.moving, count)
+        if missing := view.roster.missing(moves):
+            # A machine came back with fewer devices; what is on its way still ends.
+            self.operation.state = control_pb2.OPERATION_STATE_FAILED
+            self._say(f"its moves name {missing}, which has left the fleet")
+            return []
+        for move in moves:
+            join(self._room_now(view), move)
+        batch = self._batch(control_pb2.MovingBatch(moves=count), moves)
         batch.take(Step.JOINING, view.plan.epoch + 1)
         self._batches.append(batch)
         return [batch]
@@ -217,14 +227,14 @@ class Running:
         begin = self.operation.buckets_done + self.record.moving
         busy = {move.at for batch in self._batches for move in batch.moves}
         plenty = budget.buckets_at_once or BATCH_BUCKETS
-        most_bytes = self._most_bytes(view)
-        coming: collections.Counter[Place] = collections.Counter()
+        max_batch_bytes = self._max_batch_bytes(view)
+        coming: collections.Counter[Device] = collections.Counter()
         count = size = 0
         for each in self.record.moves[begin : begin + room]:
-            move = move_of(each)
-            after = size + each.bytes
+            move = self._named.move(each)
+            after = size + move.bytes
             if move.target is not None:
-                coming[move.target] += each.bytes
+                coming[move.target] += move.bytes
             fits = move.target is None or self._room_now(view).fits(
                 move.target, coming[move.target]
             )
@@ -235,13 +245,13 @@ class Running:
                 move.at in busy
                 or (not fits and (count or self._batches))
                 or (count and budget.bytes_per_s and after > budget.bytes_per_s)
-                or (count >= plenty and (after > most_bytes or not after))
+                or (count >= plenty and (after > max_batch_bytes or not after))
             ):
                 break
             count, size = count + 1, after
         return count, size
 
-    def _most_bytes(self, view: View) -> int:
+    def _max_batch_bytes(self, view: View) -> int:
         """Return what a batch of many small buckets may have."""
         smallest = min(budget_bytes(each) for each in devices(view.plan.topology).values())
         return min(_BATCH_BYTES, smallest // _SHARE_OF_DEVICE)
@@ -261,7 +271,7 @@ class Running:
 
     def _wait(self, why: str) -> None:
         if not self._batches:
-            self._say(f"waits: {why}")
+            self._say(f"{_WAITS}{why}")
 
     # --- the plan ---------------------------------------------------------------------------------
 
@@ -294,9 +304,9 @@ class Running:
         plan.CopyFrom(view.plan)
         if self.record.step == Step.HOT_ROWS:
             hot.give(plan, hot.hot_rows_of(self.record.hot_rows))
-            shares.give(plan, shares.shares_of(self.record.tier_shares))
+            shares.give(plan, self._shares_now(view))
         for batch in stepping:
-            layout = stepped(layout, batch.moves, batch.step)
+            layout = stepped(layout, _placed(batch.moves, view), batch.step)
         plan.epoch = view.plan.epoch + 1
         plan.operation_id = self.operation.id
         plan.planner = self.operation.planner
@@ -308,7 +318,7 @@ class Running:
     def _after_moves(self, view: View) -> LaidPlan | None:
         """All moves are done: change what else the plan is to say, then end."""
         try:
-            changes = self._note_room_before(view.plan)
+            changes = self._note_room_before(view)
         except RefusedError as error:  # machines have changed meanwhile
             self.operation.state = control_pb2.OPERATION_STATE_FAILED
             self._say(error.message)
@@ -318,29 +328,82 @@ class Running:
             self.record.step, self.record.step_epoch = Step.HOT_ROWS, view.plan.epoch + 1
             self._say("nodes change how many rows of a table they keep at hand")
             return self._plan(view, [])
+        # Each batch was followed; an operation that moves nothing is done where its plan is.
+        if not self._is_followed(view, self.operation.base_epoch):
+            return None
         self.operation.state = control_pb2.OPERATION_STATE_SUCCEEDED
         self._say(f"moved {self.operation.buckets_done} buckets")
         self._end(view)
         return None
 
-    def _note_room_before(self, plan: plan_pb2.Plan) -> bool:
-        """Remember for an undo what the room of tables was; False: none of it is to change."""
-        rows = hot.changed(plan, hot.hot_rows_of(self.record.hot_rows))
-        tiers = shares.changed(plan, shares.shares_of(self.record.tier_shares))
+    def _is_followed(self, view: View, epoch: int) -> bool:
+        """Whether all live nodes act by a plan; said, if that takes long."""
+        followed = view.all_act_by(epoch)
+        if followed:
+            self._patience.end()
+        elif self._patience.lasts(view.now_ms):
+            self._say(f"{_WAITS}{view.who_does_not_act_by(epoch)}")
+        return followed
+
+    def _note_room_before(self, view: View) -> bool:
+        """Remember for an undo the room that tables had; False: none of it is to change."""
+        rows = hot.changed(view.plan, hot.hot_rows_of(self.record.hot_rows))
+        tiers = shares.changed(view.plan, self._shares_now(view))
         if not rows and not tiers:
             return False
         del self.record.hot_rows_before[:]
-        self.record.hot_rows_before.extend(hot.messages_of(hot.before(plan, rows)))
+        self.record.hot_rows_before.extend(hot.messages_of(hot.before(view.plan, rows)))
         del self.record.tier_shares_before[:]
-        self.record.tier_shares_before.extend(shares.messages_of(shares.before(plan, tiers)))
+        self.record.tier_shares_before.extend(
+            self._named.share_messages(shares.before(view.plan, tiers), view.roster)
+        )
         return True
 
+    def _shares_now(self, view: View) -> TierShares:
+        """Return the shares of tiers that change, at today's places.
+
+        Raises:
+            RefusedError: One is of a device that has left.
+        """
+        found, missing = self._named.find_shares(self.record.tier_shares, view.roster)
+        if missing:
+            raise _has_left(missing[0])
+        return found
+
+    def _say_why(self, why: str) -> None:
+        """Say what a batch waits for, or why it turns back; how the operation ended stays first."""
+        waits = why.startswith(_WAITS)
+        self._say(f"{self._outcome}; {why}" if self._ending and waits else why)
+
+    @property
+    def _outcome(self) -> str:
+        """The message of an operation that has ended, without the waits of its last batches."""
+        return self.operation.message.partition(f"; {_WAITS}")[0]
+
     def _end(self, view: View) -> None:
+        self._say(self._outcome)
         self.operation.ended_ms = view.now_ms
         self.operation.eta_ms = 0
 
     def _say(self, message: str) -> None:
         self.operation.message = message
+
+
+def _placed(moves: Iterable[NamedMove], view: View) -> Iterator[Move]:
+    """Yield moves between places of today's plan.
+
+    Raises:
+        RefusedError: A device has left, which no node may do whose buckets are on their way.
+    """
+    for each in moves:
+        move = view.roster.find_move(each)
+        if move is None:
+            raise _has_left(view.roster.missing([each]))
+        yield move
+
+
+def _has_left(device: Device | None) -> RefusedError:
+    return RefusedError(Code.FAILED_PRECONDITION, f"{device} has left the fleet")
 
 
 _SAID = {

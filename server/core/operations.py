@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from embertide.server.core.errors import Code, RefusedError, invalid
-from embertide.server.core.operation import ENDED, Running
+from embertide.server.core.operation import ENDED, RunningOperation
 from embertide.server.core.pagination import page_of
 from embertide.server.core.plan.layout import LaidPlan
 from embertide.server.core.state import OPERATIONS_KEPT, OPERATIONS_KEPT_BYTES
@@ -32,7 +32,7 @@ class Operations:
         self._bytes = {id: each.ByteSize() for id, each in self.records.items()}
         self._longest_deadline_ms = longest_deadline_ms
         begun = [each for each in self.active() if each.operation.base_epoch]
-        self.running = Running(begun[0], longest_deadline_ms, now_ms) if begun else None
+        self.running = RunningOperation(begun[0], longest_deadline_ms, now_ms) if begun else None
 
     def active(self) -> list[Record]:
         """Return those that have not ended, in the order they were accepted."""
@@ -70,7 +70,7 @@ class Operations:
 
     @property
     def bytes(self) -> int:
-        """What the records take."""
+        """Bytes of all records."""
         return sum(self._bytes.values())
 
     def _keep(self, record: Record, *, made: bool = False) -> None:
@@ -106,7 +106,7 @@ class Operations:
         record.operation.state = control_pb2.OPERATION_STATE_RUNNING
         record.operation.base_epoch = epoch
         self._keep(record, made=made)
-        self.running = Running(record, self._longest_deadline_ms, now_ms)
+        self.running = RunningOperation(record, self._longest_deadline_ms, now_ms)
 
     def wait(self, record: Record, message: str) -> None:
         """Say why an operation whose turn it is does not begin."""
@@ -115,11 +115,25 @@ class Operations:
             self._keep(record)
 
     def fail(self, record: Record, message: str, now_ms: int) -> None:
-        """End an operation that cannot begin."""
+        """End an operation that cannot begin, or go on."""
         record.operation.state = control_pb2.OPERATION_STATE_FAILED
         record.operation.message = message
         record.operation.ended_ms = now_ms
         self._keep(record)
+        if self.running is not None and self.running.record is record:
+            self.running = None
+
+    def leave(self, node: str) -> list[Record]:
+        """Note that a node left in the records of its drains; return those."""
+        left = [
+            each
+            for each in self.records.values()
+            if each.request.drain_node == node and not each.drained_node_left
+        ]
+        for record in left:
+            record.drained_node_left = True
+            self._keep(record)
+        return left
 
     def advance(self, view: View) -> LaidPlan | None:
         """Let the one at work do what the beats allow; return the plan to write, if one."""

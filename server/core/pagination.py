@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 
 
 class PageRequest(Protocol):
-    """What requests of pages have in common."""
+    """The fields that requests of pages have in common."""
 
     @property
     def page_size(self) -> int:
@@ -35,7 +35,7 @@ class Page(NamedTuple):
 
         Args:
             items: All of them, newest first.
-            number: Of an item; numbers fall from one to the next.
+            number: Returns the number of an item; numbers fall from one to the next.
         """
         found = [each for each in items if self.before is None or number(each) < self.before]
         more = f"before-{number(found[self.size - 1])}" if len(found) > self.size else ""

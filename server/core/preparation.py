@@ -9,8 +9,9 @@ import dataclasses
 
 from embertide.server.core.plan import hot, shares
 from embertide.server.core.plan.cost import costed
+from embertide.server.core.plan.names import names_of
 from embertide.server.core.plan.planner import Proposal
-from embertide.server.core.reshard import Asked, Posed, Prepared, Situation, settle
+from embertide.server.core.reshard import MovePlan, PlannerTask, Situation
 from embertide.server.core.state import is_large, moves_alone
 from embertide.v1 import control_pb2
 
@@ -23,10 +24,10 @@ class PreparedOperation:
     """An operation that can be accepted while the plan is that of an epoch.
 
     Attributes:
-        epoch: Of the plan that it was made from.
+        epoch: Epoch of the plan that it was made from.
         targets: Names of the nodes that get buckets.
         record: The operation; only the time of its acceptance is missing.
-        answer: What who asked is told, likewise.
+        answer: The answer to the caller, likewise.
         encoded: The bytes of what `state` keeps apart from a large record; empty: it is not large.
     """
 
@@ -37,59 +38,43 @@ class PreparedOperation:
     encoded: bytes
 
 
-def prepare_operation(asked: Asked, proposal: Proposal | None = None) -> PreparedOperation:
-    """Return what a request comes to.
-
-    Args:
-        asked: The request.
-        proposal: The planner's answer; None: it takes no time, so it is asked here.
-
-    Raises:
-        RefusedError: It cannot be done; the message names what is wrong.
-    """
-    posed = asked.posed
-    proposal = proposal or propose_here(posed)
-    prepared = settle(posed.kind, posed.name, proposal, asked.now)
-    operation = operation_of(asked.request, prepared, asked.now)
-    operation.answer.added_nodes.extend(asked.now.plan.topology.nodes[asked.nodes_known :])
-    return operation
-
-
 def operation_of(
-    request: control_pb2.StartReshardRequest, prepared: Prepared, now: Situation
+    request: control_pb2.StartReshardRequest, move_plan: MovePlan, now: Situation
 ) -> PreparedOperation:
     """Return the operation that does what was prepared for a request."""
-    costs = prepared.costs
+    costs = move_plan.costs
     operation = control_pb2.Operation(
         id=request.operation_id,
-        kind=prepared.kind,
+        kind=move_plan.kind,
         state=control_pb2.OPERATION_STATE_PENDING,
-        buckets_total=len(prepared.moves),
-        bytes_total=sum(each.bytes for each in prepared.moves),
+        buckets_total=len(move_plan.moves),
+        bytes_total=sum(each.bytes for each in move_plan.moves),
         reason=request.reason,
-        planner=prepared.planner,
+        planner=move_plan.planner,
         before=costs[0].message() if costs else None,
         after=costs[1].message() if costs else None,
     )
     answer = control_pb2.StartReshardResponse(
         operation=operation,
-        moves=prepared.moves,
-        devices=prepared.devices,
-        explanation=prepared.explanation,
-        hot_rows=hot.messages_of(prepared.hot_rows),
-        tier_shares=shares.messages_of(prepared.tier_shares),
+        moves=move_plan.moves,
+        devices=move_plan.devices,
+        explanation=move_plan.explanation,
+        hot_rows=hot.messages_of(move_plan.hot_rows),
+        tier_shares=shares.messages_of(move_plan.tier_shares),
         before=operation.before if costs else None,
         after=operation.after if costs else None,
+        nodes=names_of(now.plan.topology),
     )
     record = control_pb2.OperationRecord(
         operation=operation,
         request=request,
-        moves=prepared.moves,
+        moves=move_plan.moves,
         hot_rows=answer.hot_rows,
         tier_shares=answer.tier_shares,
-        devices=prepared.devices,
+        devices=move_plan.devices,
+        nodes=answer.nodes,
     )
-    targets = {each.target.node for each in prepared.moves if each.HasField("target")}
+    targets = {each.target.node for each in move_plan.moves if each.HasField("target")}
     return PreparedOperation(
         epoch=now.plan.epoch,
         targets=tuple(now.plan.topology.nodes[node].name for node in sorted(targets)),
@@ -99,8 +84,8 @@ def operation_of(
     )
 
 
-def propose_here(posed: Posed) -> Proposal:
+def propose_here(planner_task: PlannerTask) -> Proposal:
     """Return the answer of a planner that takes no time, and its cost where that takes none."""
-    proposal = posed.planner.propose(posed.problem)
-    few = len(posed.problem.layout) <= _COSTED_HERE
-    return costed(posed.problem, proposal) if few else proposal
+    proposal = planner_task.planner.propose(planner_task.problem)
+    few = len(planner_task.problem.layout) <= _COSTED_HERE
+    return costed(planner_task.problem, proposal) if few else proposal

@@ -29,7 +29,7 @@ from embertide.v1 import control_pb2, node_pb2
 
 Floats = NDArray[np.float64]
 HALF_LIFE_S = 1800.0
-# What a price twice its prior weighs against windows that are all wrong.
+# Weight of a price twice its prior, against windows that are all wrong.
 PRIOR = 0.02
 # Time a second that a node spends on nothing: a scale where the prior is 0.
 BASE_SCALE_US = 20_000.0
@@ -38,14 +38,14 @@ IDLE_US = 20_000.0
 # Above this median error nobody shall act by the prices.
 ERROR_MAX = 0.30
 _ERRORS_KEPT = 240
-_WINDOWS_LEAST = 10
-_OUTLIER_LEAST = 0.10
-_REQUESTS_LEAST = 20
+_WINDOWS_MIN = 10
+_OUTLIER_MIN = 0.10
+_REQUESTS_MIN = 20
 
 
 @dataclasses.dataclass(slots=True)
 class _Seen:
-    """What a node said last, for differences."""
+    """A node's last report, for differences."""
 
     window: int
     at_ms: int
@@ -118,8 +118,8 @@ class CostFit:
         prices: As they are now.
         windows: That have been learned from.
         left_out: Windows that were not: buckets moved, or the node did not say what it spent.
-        errors: Of the busy time that the prices before a window predicted for it.
-        latency_errors: Of the mean latency, likewise.
+        errors: Errors of the busy time that the prices before a window predicted for it.
+        latency_errors: Errors of the mean latency, likewise.
     """
 
     def __init__(self, prior: Prices | None = None) -> None:
@@ -144,7 +144,7 @@ class CostFit:
     @property
     def trusted(self) -> bool:
         """Whether plans may be acted on by these prices: nothing says that they are wrong."""
-        return self.windows < _WINDOWS_LEAST or self.error <= ERROR_MAX
+        return self.windows < _WINDOWS_MIN or self.error <= ERROR_MAX
 
     def forget(self, node: str) -> None:
         """Drop a node, as when it is removed."""
@@ -162,7 +162,7 @@ class CostFit:
             return
         if node in self._waiting:
             self._learn_all()
-        # What is asked again to keep copies up to date belongs to no request.
+        # Keys that are asked again to keep copies up to date belong to no request.
         sent = {
             peer.node: sum(each.keys - each.since_keys for each in peer.tables)
             for peer in load.peers
@@ -221,9 +221,9 @@ class CostFit:
         busy_us = 1000 * load.cpu_us / load.window_ms
         scale_us = max(busy_us, IDLE_US)
         error = (float(work_F @ self.prices.us_F) - busy_us) / scale_us
-        usual = max(_OUTLIER_LEAST, 3 * self.error)
+        usual = max(_OUTLIER_MIN, 3 * self.error)
         weight = busy_us / (busy_us + IDLE_US)
-        if self.windows >= _WINDOWS_LEAST and abs(error) > usual:
+        if self.windows >= _WINDOWS_MIN and abs(error) > usual:
             weight *= usual / abs(error)
         self.errors.add(error)
         keep = 0.5 ** (max(0, now_ms - self._learned_ms) / 1000 / HALF_LIFE_S)
@@ -234,7 +234,7 @@ class CostFit:
         self._fit.solve()
         self.prices = prices_of(self._fit.solution_F)
         self._latency.forget(keep)
-        if load.requests >= _REQUESTS_LEAST and load.request_us:
+        if load.requests >= _REQUESTS_MIN and load.request_us:
             latency_us = load.request_us / load.requests
             self.latency_errors.add((self.latency_us(busy_us) - latency_us) / latency_us)
             # Mirrored, since the solution is not negative: 1 = latency (a - b busy).

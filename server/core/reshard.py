@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from embertide.server.core.demand import HALF_LIVES_S
 from embertide.server.core.errors import Code, RefusedError, invalid
@@ -12,9 +12,8 @@ from embertide.server.core.plan.explicit import Explicit
 from embertide.server.core.plan.figures import Cost
 from embertide.server.core.plan.greedy import Greedy
 from embertide.server.core.plan.groups import AddGroup, RemoveGroup
-from embertide.server.core.plan.hot import HotRows, changed, hot_rows_of
+from embertide.server.core.plan.hot import HotRows, changed
 from embertide.server.core.plan.layout import (
-    Bucket,
     PackedLayout,
     Place,
     bucket_name,
@@ -24,11 +23,12 @@ from embertide.server.core.plan.layout import (
     place,
     place_name,
 )
-from embertide.server.core.plan.moves import Move, arrived, moves_to
+from embertide.server.core.plan.moves import Move, moves_to
 from embertide.server.core.plan.planner import Planner, Problem, Proposal
 from embertide.server.core.plan.planners import planner
 from embertide.server.core.plan.prices import Prices
 from embertide.server.core.plan.shares import TierShares
+from embertide.server.core.plan.undo import Undo
 from embertide.server.core.plan.validity import OWNERS_MAX, check_name
 from embertide.server.core.plan.workload import (
     Work,
@@ -44,7 +44,7 @@ BUCKETS_AT_ONCE_MAX = 4096
 REASON_BYTES_MAX = 256
 # Moves that are prepared in a thread of the control plane: some 20 ms.
 PREPARED_HERE_MAX = 1000
-# Of budgets, by what planners give: versions keep rows that they changed, pages are not full, and
+# Share of budgets that planners fill: versions keep rows that they changed, pages are not full, and
 # what comes is there before what goes has left. A device that is full can take no version any more.
 FILLED = 0.65
 _PASSES_MAX = 64  # over moves that do not fit yet
@@ -52,7 +52,7 @@ _PASSES_MAX = 64  # over moves that do not fit yet
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Situation:
-    """What a request is judged by. Only `operations` may change later."""
+    """The situation that a request is judged by. Only `operations` may change later."""
 
     plan: plan_pb2.Plan
     layout: PackedLayout
@@ -68,8 +68,8 @@ class Situation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Posed:
-    """What a planner is to answer for a request.
+class PlannerTask:
+    """The question to a planner that a request comes to.
 
     Attributes:
         thinks: Whether it may take long: then it is asked elsewhere, while others go on.
@@ -90,40 +90,8 @@ class Posed:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """A request and all that decides what it comes to.
-
-    Attributes:
-        request: What is asked.
-        posed: What a planner is to answer for it.
-        now: What it is judged by, without operations.
-        nodes_known: Nodes of today's plan; further ones of the situation's are of a group to add.
-    """
-
-    request: control_pb2.StartReshardRequest
-    posed: Posed
-    now: Situation
-    nodes_known: int
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the plan that it is judged by."""
-        return self.posed.epoch
-
-    @property
-    def planner(self) -> Planner:
-        """Who is to answer."""
-        return self.posed.planner
-
-    @property
-    def problem(self) -> Problem:
-        """What is to be answered."""
-        return self.posed.problem
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    """What a request comes to."""
+class MovePlan:
+    """The moves and changes that a request comes to."""
 
     kind: str
     planner: str
@@ -162,40 +130,31 @@ def check_request(request: control_pb2.StartReshardRequest) -> None:
             f"budget.buckets_at_once is {request.budget.buckets_at_once}; at most "
             f"{BUCKETS_AT_ONCE_MAX}"
         )
-    size = len(request.reason.encode())
+    check_reason(request.reason)
+
+
+def check_reason(reason: str) -> None:
+    """Prove that a reason is not too long."""
+    size = len(reason.encode())
     if size > REASON_BYTES_MAX:
         raise invalid(f"reason is {size} bytes; at most {REASON_BYTES_MAX}")
 
 
-def move_of(message: control_pb2.BucketMove) -> Move:
-    """Read a BucketMove."""
-    return Move(
-        Bucket(message.table_id, message.bucket),
-        place(message.source) if message.HasField("source") else None,
-        place(message.target) if message.HasField("target") else None,
-    )
-
-
-def pose(request: control_pb2.StartReshardRequest, now: Situation) -> Posed:
+def build_task(request: control_pb2.StartReshardRequest, now: Situation) -> PlannerTask:
     """Return what a planner is to answer for a request.
 
     Raises:
         RefusedError: It cannot be done; the message names what is wrong.
     """
     kind, name, chosen = _planner(request, now)
-    return Posed(
+    return PlannerTask(
         kind=kind,
         name=name,
         planner=chosen,
         problem=problem_of(now),
-        thinks=not isinstance(chosen, Explicit | _Undo),
-        large=isinstance(chosen, Explicit | _Undo) and chosen.moves_most() > PREPARED_HERE_MAX,
+        thinks=not isinstance(chosen, Explicit | Undo),
+        large=isinstance(chosen, Explicit | Undo) and chosen.max_moves() > PREPARED_HERE_MAX,
     )
-
-
-def posed_by(chosen: Planner, name: str, now: Situation) -> Posed:
-    """Return what a planner is to answer that no request names."""
-    return Posed(kind="reshard", name=name, planner=chosen, problem=problem_of(now), thinks=True)
 
 
 def problem_of(now: Situation) -> Problem:
@@ -212,11 +171,11 @@ def problem_of(now: Situation) -> Problem:
     )
 
 
-def settle(kind: str, name: str, proposal: Proposal, now: Situation) -> Prepared:
+def build_moves(kind: str, name: str, proposal: Proposal, now: Situation) -> MovePlan:
     """Return the moves of a planner's answer, and what they come to. Requires: it is of this plan.
 
     Args:
-        kind: Of the operation.
+        kind: Kind of the operation.
         name: The planner's.
         proposal: Its answer.
         now: The situation.
@@ -230,8 +189,8 @@ def settle(kind: str, name: str, proposal: Proposal, now: Situation) -> Prepared
     after = predicted(before, moves, now.workload)
     _check_room(now.plan.topology, before, after)
     loads = device_loads(before, after)
-    moves = _in_order(moves, now, room_of(now.plan.topology, loads))
-    return Prepared(
+    moves = _in_order(moves, now, _room(now.plan.topology, loads))
+    return MovePlan(
         kind=kind,
         planner=name,
         moves=[_message(move, now.workload) for move in moves],
@@ -243,12 +202,12 @@ def settle(kind: str, name: str, proposal: Proposal, now: Situation) -> Prepared
     )
 
 
-def _in_order(moves: list[Move], now: Situation, room: Room) -> list[Move]:
+def _in_order(moves: list[Move], now: Situation, room: Room[Place]) -> list[Move]:
     """Return moves in an order in which devices have room for what comes, most read first.
 
-    What leaves alone goes first, where the bucket gains nobody; what does not fit waits until
-    others have left. A bucket's owners come before those that leave alone, so that it never has
-    fewer meanwhile. Where no order fits, the rest comes as it is read.
+    Moves without a target go first, where the bucket gains nobody; one that does not fit waits
+    until others have left. A bucket's new owners come before others leave alone, so that it never
+    has fewer meanwhile. Where no order fits, the rest comes as it is read.
     """
     coming = collections.Counter(move.at for move in moves if move.target is not None)
     pending = sorted(
@@ -284,6 +243,13 @@ def _in_order(moves: list[Move], now: Situation, room: Room) -> list[Move]:
     return ordered + sorted(pending, key=lambda move: move.target is None)
 
 
+def _room(topology: plan_pb2.Topology, loads: Sequence[control_pb2.DeviceLoad]) -> Room[Place]:
+    budgets = {at: budget_bytes(device) for at, device in devices(topology).items()}
+    return room_of(
+        budgets, ((place(each.device), each.bytes_before, each.bytes_after) for each in loads)
+    )
+
+
 def _planner(request: control_pb2.StartReshardRequest, now: Situation) -> tuple[str, str, Planner]:
     goal = request.WhichOneof("goal")
     nodes = now.plan.topology.nodes
@@ -301,7 +267,7 @@ def _planner(request: control_pb2.StartReshardRequest, now: Situation) -> tuple[
     if goal == "remove_group":
         return "remove-group", "remove-group", RemoveGroup(request.remove_group)
     if goal == "undo_operation":
-        return "reshard", "undo", _Undo(_ended(request.undo_operation, now.operations))
+        return "reshard", "undo", Undo(_ended(request.undo_operation, now.operations))
     chosen = planner(request.planner)
     owning = {at.node for held in now.layout.in_use() for at in held.owners}
     for at in sorted(owning):
@@ -330,59 +296,6 @@ def _ended(
             Code.FAILED_PRECONDITION, f"operation {id!r} has not ended; abort it or wait"
         )
     return operations[id]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Undo:
-    """The planner `undo`: back to where an operation found the buckets that it moved."""
-
-    record: control_pb2.OperationRecord
-
-    def moves_most(self) -> int:
-        """Return how many moves it comes to at most."""
-        return self.record.operation.buckets_done
-
-    def propose(self, problem: Problem) -> Proposal:
-        known = devices(problem.plan.topology)
-        made = [move_of(each) for each in self.record.moves[: self.record.operation.buckets_done]]
-        back, strayed = [], 0
-        for move in reversed(made):
-            owners = problem.layout[move.at].owners if move.at in problem.layout else ()
-            stays = move.target is None or move.target in owners
-            free = move.source is None or (move.source in known and move.source not in owners)
-            if stays and free:
-                back.append(move.reversed())
-            else:
-                strayed += 1
-        bad = self._impossible(problem, back)
-        strayed += sum(move.at in bad for move in back)
-        back = [move for move in back if move.at not in bad]
-        said = f"{len(back)} moves of {self.record.operation.id} back"
-        if strayed:
-            said += f"; {strayed} stay: their buckets have moved on since"
-        return Proposal(
-            owners=arrived(problem.layout, back),
-            explanation=said,
-            hot_rows=hot_rows_of(self.record.hot_rows_before),
-            tier_shares=shares.shares_of(self.record.tier_shares_before),
-        )
-
-    def _impossible(self, problem: Problem, back: list[Move]) -> set[Bucket]:
-        """Return the buckets whose owners have changed so much that they cannot go back.
-
-        A group would lose them, because what was added is all that it has by now, or a node would
-        own them twice, because it owns them on another device by now.
-        """
-        nodes = problem.plan.topology.nodes
-        may_lose = self.record.request.WhichOneof("goal") == "add_group"
-        bad = set()
-        for at, owners in arrived(problem.layout, back).items():
-            groups = {nodes[place.node].group for place in owners}
-            had = {nodes[place.node].group for place in problem.layout[at].owners}
-            twice = len({place.node for place in owners}) < len(owners)
-            if twice or (had - groups and not may_lose):
-                bad.add(at)
-        return bad
 
 
 def is_dead(node: str) -> RefusedError:

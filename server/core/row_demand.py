@@ -1,4 +1,4 @@
-"""What nodes say of tables' rows in their last window: how many, the hottest, and miss curves."""
+"""Rows of tables as nodes report them in a window: their number, the hottest, and miss curves."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from embertide.server.core.plan.layout import Place
 from embertide.server.core.plan.workload import MissCurve, TableTraits
 from embertide.v1 import node_pb2
 
-# Of a table; more are read too seldom to be told apart in a window.
+# Hot keys of a table; more are read too seldom to be told apart in a window.
 _HEAD_KEYS_MAX = 64
 # With fewer reads of the hottest keys, their share says little.
 _HEAD_READS_MIN = 100

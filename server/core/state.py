@@ -1,4 +1,4 @@
-"""What outlives the control plane, and the store that keeps it (docs/formats.md)."""
+"""State that outlives the control plane, and the store that keeps it (docs/formats.md)."""
 
 import dataclasses
 from typing import Protocol
@@ -10,7 +10,7 @@ PLANS_KEPT = 16
 # Moves and assignments of an operation that its record holds itself, some 40 KB.
 MOVES_INSIDE_MAX = 1000
 OPERATIONS_KEPT = 1000
-# How long a leader that says nothing keeps others away. It renews every third of it.
+# A leader that says nothing keeps others away for this long. It renews every third of it.
 LEASE_MS = 3000
 DECISIONS_KEPT = 1000
 # With their moves, which for a large model are some megabytes an operation.
@@ -18,7 +18,7 @@ OPERATIONS_KEPT_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
-class Saved:
+class SavedState:
     """All that a control plane carries on from."""
 
     plan: LaidPlan | None = None
@@ -30,7 +30,7 @@ class Saved:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Writes:
-    """What one decision changes; it is written as a whole or not at all.
+    """The changes of one decision; they are written as a whole or not at all.
 
     Attributes:
         plan: The plan that follows the newest one.
@@ -40,7 +40,8 @@ class Writes:
             written then, and not at each step.
         encoded: What `moves_alone` makes of some of `made`, as bytes, where that was done before.
         decisions: About drift, by id; None: not kept any more.
-        settings: How drift is treated from now on.
+        settings: The treatment of drift from now on.
+        jumps: The plan's epoch need not follow the newest one: it was made of what nodes hold.
     """
 
     plan: LaidPlan | None = None
@@ -54,6 +55,7 @@ class Writes:
     encoded: dict[str, bytes] = dataclasses.field(default_factory=dict)
     decisions: dict[str, control_pb2.Decision | None] = dataclasses.field(default_factory=dict)
     settings: control_pb2.DriftSettings | None = None
+    jumps: bool = False
 
     def __bool__(self) -> bool:
         """Whether there is something to write."""
@@ -103,7 +105,11 @@ class StateStore(Protocol):
         """Take a term if nobody has a lease: return it, or 0 and where the leader is."""
 
     def renew(self, term: int, holder: str) -> bool:
-        """Keep the lease of a term for LEASE_MS from now; False: another term was taken."""
+        """Keep the lease of a term for LEASE_MS from now; False: another term was taken.
+
+        Raises:
+            StateLostError: The store lost its keys.
+        """
 
     def release(self, term: int) -> None:
         """End the lease of a term, if it is the highest."""
@@ -111,14 +117,37 @@ class StateStore(Protocol):
     def term(self) -> int:
         """Return the highest term taken. 0: none."""
 
-    def load(self) -> Saved:
-        """Return what was written last."""
+    def check(self, term: int) -> None:
+        """Prove that a term is still the highest, of the store in which it was taken.
+
+        Raises:
+            SupersededError: Another was taken.
+            StateLostError: The store lost its keys.
+        """
+
+    def restore(self, term: int, holder: str, writes: Writes) -> int:
+        """Write all that there is into a store that lost its keys; return a new term.
+
+        Raises:
+            SupersededError: Another has taken a term in it since.
+        """
+
+    def load(self, term: int = 0) -> SavedState:
+        """Return what was written last.
+
+        Args:
+            term: The caller's term, which was taken in this store. 0: none.
+
+        Raises:
+            StateLostError: The store lost its keys since that term was taken.
+        """
 
     def commit(self, term: int, writes: Writes) -> None:
         """Write all of it.
 
         Raises:
-            SupersededError: The term is not the highest, or the plan does not follow the newest.
+            SupersededError: The term is not the highest.
+            StateLostError: The store lost its keys, or the plan does not follow its newest.
         """
 
     def plan(self, epoch: int) -> LaidPlan | None:

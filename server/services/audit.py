@@ -4,16 +4,21 @@ import datetime
 import json
 import logging
 import logging.handlers
+import os
 import threading
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import Message
 
+from embertide._common.private import open_private
 from embertide.server.services.identity import Identity
 
 MUTATIONS = frozenset(
-    {"RegisterNode", "RemoveNode", "SetDriftSettings", "StartReshard", "SteerOperation"}
+    {
+        *("AdoptPlan", "RegisterNode", "RemoveNode", "SetDriftSettings"),
+        *("StartReshard", "SteerOperation"),
+    }
 )
 _IDS = ("request_id", "operation_id", "id")
 _SUBJECTS = (
@@ -26,7 +31,13 @@ _TEXT_MAX = 256
 
 
 class _File(logging.handlers.RotatingFileHandler):
-    """A file of lines that is put aside when it is large; what cannot be written is an error."""
+    """A file of lines that is put aside when it is large; what cannot be written is an error.
+
+    It is its user's alone: it tells who may do what.
+    """
+
+    def _open(self) -> Any:
+        return os.fdopen(open_private(Path(self.baseFilename)), "a", encoding=self.encoding)
 
     def handleError(self, record: logging.LogRecord) -> None:
         raise  # logging calls this where it has caught something

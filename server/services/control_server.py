@@ -1,17 +1,20 @@
 """The control plane as a server: the service, health and reflection on one port, and its driver."""
 
 import collections
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Mapping
-from concurrent import futures
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self, cast
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from embertide._common.background import BackgroundTask, tend
+from embertide._common.page_server import serving
+from embertide._common.quoting import shown
 from embertide.server.adapters.bus import Bus
 from embertide.server.adapters.nodes import Nodes
 from embertide.server.adapters.tls import TlsFolder
@@ -19,12 +22,22 @@ from embertide.server.core.control import ControlOptions
 from embertide.server.core.plan.validity import NODES_MAX
 from embertide.server.core.state import StateStore
 from embertide.server.services.audit import Audit
+from embertide.server.services.call_pool import CallPool, NoThreadError
 from embertide.server.services.clock import Clock
 from embertide.server.services.control_service import WATCHERS_MAX, ControlService
 from embertide.server.services.driver import Driver
 from embertide.server.services.fleets import FleetOfModel, Fleets
 from embertide.server.services.gate import LARGE_BYTES_MAX, SERVICE, Gate
-from embertide.server.services.listening import LIMITS, Health, health_alone, listen
+from embertide.server.services.listening import (
+    HEALTH,
+    LIMITS,
+    QUEUED_MAX,
+    Health,
+    ListenError,
+    health_alone,
+    listen,
+)
+from embertide.server.services.metrics import ControlPage, metrics_app
 from embertide.server.services.planning import LIMIT_S, Planning
 from embertide.server.services.tokens import Guard, Tokens
 from embertide.v1 import control_pb2_grpc
@@ -33,7 +46,6 @@ _WORKERS = 32  # beside the watchers and the streams of beats, each of which hol
 # A stream's thread costs 30 KB and, at a beat a second, 0.03 ms of CPU more than a coroutine of
 # grpc.aio would; a call costs 0.1 ms less than there (docs/scale.md).
 _THREADS = _WORKERS + WATCHERS_MAX + NODES_MAX
-_QUEUED_MAX = 1024  # calls that wait for a thread; more are refused with RESOURCE_EXHAUSTED
 _POLL_S = 0.5
 # Room for the framing of a message that is just at its limit.
 _FRAME_BYTES = 64 << 10
@@ -42,18 +54,19 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ServerOptions:
-    """How to serve.
+    """Options of the server.
 
     Attributes:
         listen: HOST:PORT; port 0 takes a free one.
-        tokens: Of callers; None: nobody is asked for one.
+        tokens: Tokens of callers; None: nobody is asked for one.
         tls: Certificates: gRPC is TLS, and callers show one; None: plain text.
         health_listen: HOST:PORT of the health service alone, in plain text; None: none.
         audit: File of the audit lines; None: none are kept.
-        node_token_file: Of the token that nodes ask of who calls them.
+        node_token_file: File of the token that nodes ask of who calls them.
         bus: Redis URL that versions come by; None: nobody knows what is committed.
-        planner_limit_s: How long a planner may take; a call of StartReshard waits for 30 s.
+        planner_limit_s: Time that a planner may take; a call of StartReshard waits for 30 s.
         advertise: HOST:PORT that others are told; empty: where it listens.
+        metrics: Host and port of /metrics, over HTTP to everybody who reaches it; None: none.
     """
 
     control: ControlOptions
@@ -66,6 +79,25 @@ class ServerOptions:
     bus: str | None = None
     planner_limit_s: float = LIMIT_S
     advertise: str = ""
+    metrics: tuple[str, int] | None = None
+
+
+@contextlib.contextmanager
+def _serving_metrics(address: tuple[str, int], page: ControlPage) -> Iterator[None]:
+    """Serve /metrics while the context lives.
+
+    Raises:
+        ListenError: The address cannot be listened on.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(serving(*address, metrics_app(page)))
+        except (OSError, OverflowError, UnicodeError) as error:
+            raise ListenError(
+                f"--metrics-port {address[1]} on {shown(address[0])} cannot be used: {error}; give "
+                "another, or another --metrics-host"
+            ) from error
+        yield
 
 
 class ControlServer:
@@ -73,7 +105,7 @@ class ControlServer:
 
     Attributes:
         address: HOST:PORT that it listens on.
-        drivers: Of each model, the first one's first.
+        drivers: A driver for each model, the first one's first.
         driver: The first model's.
     """
 
@@ -86,7 +118,7 @@ class ControlServer:
         """Take over from whoever ran before, and serve.
 
         Args:
-            options: How to serve; `options.control` is of the first model.
+            options: Options of the server; `options.control` is of the first model.
             store: Keeps the state of the first model.
             further: Stores of further models by name, whose fleets are treated alike.
 
@@ -101,10 +133,12 @@ class ControlServer:
         self._audit = Audit(options.audit)
         self.gate = Gate(guard, self._audit)
         self._health = Health()
+        self._calls = CallPool(_THREADS, "control")
+        self._answers = BackgroundTask("answers", self._tend, expected=(NoThreadError,))
         self._server = grpc.server(
-            futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="control"),
+            self._calls,
             interceptors=[self.gate],
-            maximum_concurrent_rpcs=_THREADS + _QUEUED_MAX,
+            maximum_concurrent_rpcs=_THREADS + QUEUED_MAX,
             options=[
                 ("grpc.max_receive_message_length", LARGE_BYTES_MAX + _FRAME_BYTES),
                 ("grpc.max_send_message_length", LARGE_BYTES_MAX + _FRAME_BYTES),
@@ -123,43 +157,55 @@ class ControlServer:
             self._buses += [bus] if bus is not None else []
             its_options = dataclasses.replace(options.control, model=model)
             driver = Driver(its_options, its_store, self._nodes, Clock(), planning, holder)
-            fleets[model] = FleetOfModel(ControlService(driver, self._nodes, bus), driver)
+            service = ControlService(driver, self._nodes, bus, self.gate.registrations)
+            fleets[model] = FleetOfModel(service, driver)
         self.drivers = [fleet.driver for fleet in fleets.values()]
         self.driver = self.drivers[0]
         every = cast(control_pb2_grpc.ControlServiceServicer, Fleets(fleets))
         control_pb2_grpc.add_ControlServiceServicer_to_server(every, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._server.add_generic_rpc_handlers((self._health,))
         self._probes = (
             health_alone(self._health, options.health_listen) if options.health_listen else None
         )
         reflection.enable_server_reflection(
-            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+            (SERVICE, HEALTH, reflection.SERVICE_NAME), self._server
         )
-        self._say(True)
+        self._page = contextlib.ExitStack()
+        if options.metrics is not None:
+            drivers = {model: fleet.driver for model, fleet in fleets.items()}
+            self._page.enter_context(
+                _serving_metrics(options.metrics, ControlPage(drivers, self.gate))
+            )
+        self._health.serving = True
         for driver in self.drivers:
             driver.start()
+        self._answers.start()
         self._server.start()
 
-    def _say(self, serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse
-        for name in ("", SERVICE):
-            self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
+    def _tend(self, stop: threading.Event) -> float:
+        for pool in (self._calls, self.gate.strangers):
+            pool.tend()
+        return _POLL_S
 
     def wait(self) -> None:
         """Serve until others have taken all models over; health follows what the store does."""
         while left := [each for each in self.drivers if not each.superseded.is_set()]:
-            self._say(all(each.reachable for each in left))
+            self._health.serving = all(each.reachable for each in left)
+            tend()  # of the threads that the system did not start
             left[0].superseded.wait(_POLL_S)
-        self._say(False)
+        self._health.serving = False
 
     def stop(self) -> None:
         """End at once, as a crash would: whoever starts next goes on from the store."""
         for driver in self.drivers:
             driver.stop()
             driver.release()
+        self._answers.stop()
         self._server.stop(None).wait()
         if self._probes is not None:
             self._probes.stop(None).wait()
+        self.gate.close()
+        self._page.close()
         self._nodes.close()
         self._audit.close()
         counts = self.gate.refused + sum((d.counts for d in self.drivers), collections.Counter())

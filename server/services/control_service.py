@@ -8,11 +8,13 @@ from typing import Protocol
 
 import grpc
 
+from embertide._common.background import Health
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.idempotency import check_id
 from embertide.server.core.plan.keys import owners_of_key
 from embertide.server.services.driver import Driver
 from embertide.server.services.identity import CALLER, Identity
+from embertide.server.services.registrations import RefusedRegistrations
 from embertide.v1 import control_pb2, control_pb2_grpc, node_pb2, update_pb2
 
 WATCHERS_MAX = 100
@@ -22,10 +24,13 @@ _LOOK_S = 0.5
 
 
 class CommitSource(Protocol):
-    """Knows the newest version that was committed."""
+    """Knows the newest version that was committed, and who trains."""
 
     def newest(self) -> update_pb2.Version | None:
-        """Return it; None: there is none, or it cannot be known now."""
+        """Return the version; None: there is none, or it cannot be known now."""
+
+    def trainer(self) -> control_pb2.TrainerStatus | None:
+        """Return the trainer; None: there is none, or it cannot be known now."""
 
 
 class RowSource(Protocol):
@@ -35,11 +40,28 @@ class RowSource(Protocol):
         """Return what the node says; a grpc.RpcError: it refused, or does not answer."""
 
 
+def _task_health(health: Health) -> node_pb2.TaskHealth:
+    return node_pb2.TaskHealth(
+        name=health.name,
+        state=health.state.value,
+        failures=health.failures,
+        error=health.error,
+        since_ms=round(health.since_s * 1000),
+    )
+
+
 class ControlService(control_pb2_grpc.ControlServiceServicer):
     """Serves a driver."""
 
-    def __init__(self, driver: Driver, rows: RowSource, commits: CommitSource | None) -> None:
-        """Take the driver, who asks nodes, and who knows what is committed, if anybody does."""
+    def __init__(
+        self,
+        driver: Driver,
+        rows: RowSource,
+        commits: CommitSource | None,
+        registrations: RefusedRegistrations,
+    ) -> None:
+        """Take the driver, who asks nodes, who knows what is committed, and who was refused."""
+        self._registrations = registrations
         self._driver = driver
         self._rows = rows
         self._commits = commits
@@ -84,6 +106,11 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         newest = self._commits.newest() if self._commits else None
         if newest is not None:
             answer.newest_committed.CopyFrom(newest)
+        answer.tasks.extend(map(_task_health, self._driver.healths()))
+        answer.refused.extend(self._registrations.newest())
+        trainer = self._commits.trainer() if self._commits else None
+        if trainer is not None:
+            answer.trainer.CopyFrom(trainer)
         return answer
 
     def GetFleetLoad(
@@ -118,11 +145,18 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         """Forget a node."""
         return self._driver.call(lambda core, now_ms: core.remove(request, now_ms))
 
+    def AdoptPlan(
+        self, request: control_pb2.AdoptPlanRequest, context: grpc.ServicerContext
+    ) -> control_pb2.AdoptPlanResponse:
+        """Make a plan of what nodes hold."""
+        return self._driver.adopt_plan(request)
+
     def StartReshard(
         self, request: control_pb2.StartReshardRequest, context: grpc.ServicerContext
     ) -> control_pb2.StartReshardResponse:
         """Accept an operation, from loads that are asked for now."""
-        return self._driver.start_reshard(request)
+        caller = CALLER.get()
+        return self._driver.start_reshard(request, "" if caller.role == "open" else str(caller))
 
     def GetOperation(
         self, request: control_pb2.GetOperationRequest, context: grpc.ServicerContext
@@ -184,7 +218,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.ListDecisionsRequest, context: grpc.ServicerContext
     ) -> control_pb2.ListDecisionsResponse:
         """Return a page of what was decided about drift."""
-        return self._driver.call(lambda core, now_ms: core.decisions(request))
+        return self._driver.call(lambda core, now_ms: core.decisions(request, now_ms))
 
     def SetDriftSettings(
         self, request: control_pb2.SetDriftSettingsRequest, context: grpc.ServicerContext

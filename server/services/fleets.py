@@ -24,7 +24,7 @@ _FIRST_BEAT_S = 10.0
 
 
 class FleetOfModel(NamedTuple):
-    """What serves a model's fleet."""
+    """The service and the driver of a model's fleet."""
 
     service: ControlService
     driver: Driver

@@ -1,15 +1,18 @@
 """The gate before every RPC of the service: who calls, limits, audit, and error mapping.
 
-Each call has an id, the caller's `x-request-id` or one made here, which goes back to the caller and
-into the audit log. Handlers raise RefusedError; here alone it becomes a gRPC status.
+Who calls is known from the headers, before a message is read. Each call has an id, the caller's
+`x-request-id` or one made here, which goes back to the caller and into the audit log. Handlers
+raise RefusedError; here alone it becomes a gRPC status.
 """
 
 import collections
+import contextlib
 import logging
 import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, cast
 
 import grpc
@@ -17,18 +20,23 @@ from google.protobuf.message import DecodeError, Message
 
 from embertide.server.core.errors import Code, RefusedError, invalid
 from embertide.server.services.audit import Audit
-from embertide.server.services.identity import CALLER, Identity
+from embertide.server.services.call_pool import CallPool
+from embertide.server.services.first_message import FirstMessages
+from embertide.server.services.identity import CALLER, MODEL_KEY, Identity
+from embertide.server.services.listening import HEALTH
 from embertide.server.services.rates import Rates
+from embertide.server.services.registrations import RefusedRegistrations
 from embertide.server.services.tokens import Guard, check
+from embertide.v1 import control_pb2
 
 SERVICE = "embertide.v1.ControlService"
 AUTH_KEY = "embertide-auth"
-MODEL_KEY = "embertide-model"
 LARGE_BYTES_MAX = 16 << 20
 _BYTES_MAX = 4 << 20
 _READERS_BYTES_MAX = 64 << 10  # what looks is small
 _WATCH_S_MAX = 24 * 3600 + 900  # a day, and by how much gRPC rounds one up on its way
 _STREAM_S_MAX = 3600 + 900
+_STRANGERS_THREADS = 2
 _CALL_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _log = logging.getLogger(__name__)
 
@@ -59,21 +67,33 @@ def _check_deadline(rpc: str, context: grpc.ServicerContext) -> None:
         raise invalid(f"deadline is {remaining_s:.0f} s away; stream beats for an hour at most")
 
 
-def _check_size(rpc: str, caller: Identity, size: int) -> None:
+def _parsed(rpc: str, caller: Identity, sent: bytes, parse: Callable[[bytes], Message]) -> Message:
+    """Return the message of a caller that may send it."""
     limit = _READERS_BYTES_MAX if caller.role == "reader" else _BYTES_MAX
-    if rpc != "StartReshard" and size > limit:
-        raise invalid(f"{rpc}Request is {size} bytes; at most {limit}")
+    if rpc != "StartReshard" and len(sent) > limit:
+        raise invalid(f"{rpc}Request is {len(sent)} bytes; at most {limit}")
+    try:
+        return parse(sent)
+    except DecodeError as error:
+        raise invalid(f"the message is no {rpc}Request") from error
 
 
 class Gate(grpc.ServerInterceptor):
-    """Lets calls through, and counts those that it refuses by RPC and code."""
+    """Lets calls through, and counts those that it refuses by RPC and code.
+
+    Attributes:
+        strangers: Threads for callers who are not known.
+    """
 
     def __init__(self, guard: Guard, audit: Audit) -> None:
         """Take who may call, and where to write it down."""
+        self.registrations = RefusedRegistrations()
         self.refused: collections.Counter[str] = collections.Counter()
         self._guard = guard
         self._audit = audit
         self._rates = Rates()
+        self._first = FirstMessages()
+        self.strangers = CallPool(_STRANGERS_THREADS, "strangers")
         self._lock = threading.Lock()
 
     def intercept_service(
@@ -81,51 +101,53 @@ class Gate(grpc.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], "grpc.RpcMethodHandler[Any, Any] | None"],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
-        """Put the gate before a handler of the service; health and reflection have none."""
+        """Put the gate before a handler; health has none.
+
+        All are streams here, whatever they are to the caller: gRPC then calls them as soon as the
+        headers are there, and reads no message before it is asked for one.
+        """
         handler = continuation(handler_call_details)
         service, _, rpc = handler_call_details.method.lstrip("/").partition("/")
-        if handler is None or service != SERVICE:
+        if handler is None or service == HEALTH:
             return handler
-        parse = cast(Callable[[bytes], Message], handler.request_deserializer)
-        if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(
-                self._streams(rpc, cast(Callable[..., Iterator[Message]], handler.stream_stream)),
-                request_deserializer=parse,
-                response_serializer=handler.response_serializer,
-            )
-        # A message is parsed once its sender is known and may call.
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                self._stream(
-                    rpc, parse, cast(Callable[..., Iterator[Message]], handler.unary_stream)
-                ),
-                response_serializer=handler.response_serializer,
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            self._unary(rpc, parse, cast(Callable[..., Message], handler.unary_unary)),
-            response_serializer=handler.response_serializer,
+        if service == SERVICE and not handler.request_streaming and not handler.response_streaming:
+            run = self._unary(rpc, handler)
+        else:
+            run = self._stream(rpc, handler, whose=service)
+        if self._guard.is_stranger(cast(Any, handler_call_details.invocation_metadata) or ()):
+            # Thousands of them at once would be a thousand threads that want the interpreter.
+            run.experimental_thread_pool = self.strangers  # type: ignore[attr-defined]
+        return grpc.stream_stream_rpc_method_handler(
+            run, response_serializer=handler.response_serializer
         )
 
     def _unary(
-        self, rpc: str, parse: Callable[[bytes], Message], behaviour: Callable[..., Message]
-    ) -> Callable[[bytes, grpc.ServicerContext], Message]:
-        def run(sent: bytes, context: grpc.ServicerContext) -> Message:
+        self, rpc: str, handler: "grpc.RpcMethodHandler[Any, Any]"
+    ) -> Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[Message]]:
+        parse = cast(Callable[[bytes], Message], handler.request_deserializer)
+        behaviour = cast(Callable[..., Message], handler.unary_unary)
+
+        def run(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Message]:
             call = _call_id(context)
             caller: Identity | None = None
             request: Message | None = None
             outcome, message = "OK", ""
             try:
                 caller = self._know(context, call)
-                request = self._admit(rpc, caller, sent, parse, context)
-                return behaviour(request, context)
+                with self._admit(rpc, caller, context):
+                    sent = self._first.take(caller, requests, context)
+                    request = _parsed(rpc, caller, sent, parse)
+                    answer = behaviour(request, context)
+                    if isinstance(request, control_pb2.RegisterNodeRequest):
+                        self.registrations.accepted(request.node.name)
             except RefusedError as error:
                 outcome, message = error.code.value, error.message
             except Exception:
                 outcome, message = "INTERNAL", "the control plane failed; its log says how"
                 _log.exception("%s (call %s)", rpc, call)
             finally:
-                # Of who is not known, or calls too often, nothing is kept but a count: he could
-                # fill the disk.
+                # A caller who is not known, or calls too often, is only counted: he could fill
+                # the disk.
                 if caller is not None and outcome != Code.RESOURCE_EXHAUSTED.value:
                     self._audit.write(
                         rpc=rpc,
@@ -137,57 +159,52 @@ class Gate(grpc.ServerInterceptor):
                         outcome=outcome,
                         message=message,
                     )
-            raise self._refuse(rpc, context, outcome, message)
+            if outcome != "OK":
+                if rpc == "RegisterNode":
+                    self._note_registration(request, context, f"{outcome}: {message}")
+                raise self._refuse(rpc, context, outcome, message)
+            yield answer
 
         return run
+
+    def _note_registration(
+        self, request: Message | None, context: grpc.ServicerContext, why: str
+    ) -> None:
+        """Say that a node was kept out; who may not call at all is known by his address alone."""
+        if isinstance(request, control_pb2.RegisterNodeRequest):
+            self.registrations.note(request.node.name, request.node.address, why)
+        else:
+            self.registrations.note("(not known)", context.peer().rpartition(":")[0], why)
 
     def _stream(
-        self,
-        rpc: str,
-        parse: Callable[[bytes], Message],
-        behaviour: Callable[..., Iterator[Message]],
-    ) -> Callable[[bytes, grpc.ServicerContext], Iterator[Message]]:
-        def run(sent: bytes, context: grpc.ServicerContext) -> Iterator[Message]:
+        self, rpc: str, handler: "grpc.RpcMethodHandler[Any, Any]", whose: str
+    ) -> Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[Message]]:
+        parse = cast(Callable[[bytes], Message], handler.request_deserializer)
+
+        def run(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Message]:
             try:
                 caller = self._know(context, _call_id(context))
-                yield from behaviour(self._admit(rpc, caller, sent, parse, context), context)
+                with self._admit(rpc if whose == SERVICE else "", caller, context):
+                    first = _parsed(rpc, caller, self._first.take(caller, requests, context), parse)
+                    if handler.request_streaming:
+                        more = (_parsed(rpc, caller, sent, parse) for sent in requests)
+                        yield from cast(Any, handler.stream_stream)(chain((first,), more), context)
+                    else:
+                        yield from cast(Any, handler.unary_stream)(first, context)
             except RefusedError as error:
                 raise self._refuse(rpc, context, error.code.value, error.message) from None
 
         return run
 
-    def _streams(
-        self, rpc: str, behaviour: Callable[..., Iterator[Message]]
-    ) -> Callable[[Iterator[Message], grpc.ServicerContext], Iterator[Message]]:
-        def run(requests: Iterator[Message], context: grpc.ServicerContext) -> Iterator[Message]:
-            try:
-                caller = self._know(context, _call_id(context))
-                self._rates.take(caller)
-                check(caller, rpc)
-                _check_deadline(rpc, context)
-                yield from behaviour(requests, context)
-            except RefusedError as error:
-                raise self._refuse(rpc, context, error.code.value, error.message) from None
-
-        return run
-
-    def _admit(
-        self,
-        rpc: str,
-        caller: Identity,
-        sent: bytes,
-        parse: Callable[[bytes], Message],
-        context: grpc.ServicerContext,
-    ) -> Message:
-        """Return the message of a caller that may send it."""
+    @contextlib.contextmanager
+    def _admit(self, rpc: str, caller: Identity, context: grpc.ServicerContext) -> Iterator[None]:
+        """Let a caller do what it may; `rpc` is empty where all who are known may."""
         self._rates.take(caller)
-        check(caller, rpc)
+        if rpc:
+            check(caller, rpc)
         _check_deadline(rpc, context)
-        _check_size(rpc, caller, len(sent))
-        try:
-            return parse(sent)
-        except DecodeError as error:
-            raise invalid(f"the message is no {rpc}Request") from error
+        with self._first.at_work(caller):
+            yield
 
     def _know(self, context: grpc.ServicerContext, call: str) -> Identity:
         """Tell the caller what its call is named, and return who it is."""
@@ -202,6 +219,11 @@ class Gate(grpc.ServerInterceptor):
         )
         CALLER.set(caller)
         return caller
+
+    def close(self) -> None:
+        """Stop watching calls."""
+        self._first.stop()
+        self.strangers.shutdown(wait=False)
 
     def _refuse(
         self, rpc: str, context: grpc.ServicerContext, outcome: str, message: str

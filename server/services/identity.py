@@ -1,8 +1,8 @@
-"""Who a caller is: of a token's line, or of the URI in its certificate.
+"""The identity of a caller, by a token's line or by the URI in its certificate.
 
     spiffe://DOMAIN/role/ROLE[/model/MODEL][/name/NAME]
 
-The nodes read the same (backend_cpp/peer/identity.h).
+The nodes read the same (backend_cpp/access/identity.h).
 """
 
 import contextvars
@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 ROLES = ("reader", "operator", "node", "trainer", "control")
+MODEL_KEY = "embertide-model"
+"""The key in a call's metadata of the model that it is about, where there are several."""
 WORD = r"[A-Za-z0-9._-]{1,128}"
 _URI = re.compile(
     rf"spiffe://{WORD}/role/(?P<role>{'|'.join(ROLES)})"
@@ -24,8 +26,8 @@ class Identity:
 
     Attributes:
         role: One of ROLES; or `open`, where nobody is asked who he is.
-        model: Of which alone; empty: of all.
-        name: Of the node, the person, ...; empty: not said.
+        model: The one model that it is for; empty: all.
+        name: Name of the node or person; empty: none is given.
     """
 
     role: str
@@ -40,7 +42,7 @@ class Identity:
 
 
 CALLER: contextvars.ContextVar[Identity] = contextvars.ContextVar("caller")
-"""Who calls, while a call is answered."""
+"""The caller, while a call is answered."""
 
 
 def of_uri(uri: str) -> Identity | None:

@@ -1,7 +1,7 @@
 """Planners at work: each answer in a process of its own, under a time limit.
 
 A planner may compute for long, fail, or never end. Processes are forked from a server that has
-imported the planners and nothing else, so that one begins within milliseconds and can be killed.
+imported all that a task takes, so that one begins within milliseconds and can be killed.
 A large request whose planner takes no time is prepared in one too: in a thread of the control plane
 it would hold up beats and ticks for seconds, as Python runs one thread at a time.
 """
@@ -15,31 +15,37 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Literal, cast
 
+from embertide._common.background import describe
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.auto import Auto
 from embertide.server.core.plan.cost import costed
 from embertide.server.core.plan.planner import Proposal
-from embertide.server.core.preparation import PreparedOperation, prepare_operation
-from embertide.server.core.reshard import Asked, Posed
+from embertide.server.core.reshard import PlannerTask
+from embertide.server.core.tasks import Result, Task, TaskResult
 from embertide.server.services.heap import collect_seldom
 
 LIMIT_S = 20.0
-_MODULE = "embertide.server.core.plan.planners"
+# Imported once, by the server that processes are forked from: all that a task takes.
+_MODULES = [
+    "embertide.server.core.plan.planners",
+    "embertide.server.services.planning",
+    "scipy.optimize",
+]
 _log = logging.getLogger(__name__)
 
 _Outcome = (
-    tuple[Literal["answer"], Proposal | PreparedOperation]
+    tuple[Literal["answer"], TaskResult[object]]
     | tuple[Literal["refused"], Code, str]
     | tuple[Literal["failed"], str]
 )
 
 
-def _work(answers: Connection, task: Posed | Asked) -> None:
-    """Do a task, and send what comes of it."""
+def _work(answers: Connection, task: Task[TaskResult[object]]) -> None:
+    """Run a task, and send what comes of it."""
     collect_seldom()
     outcome: _Outcome
     try:
-        outcome = "answer", _prepared(task) if isinstance(task, Asked) else _proposed(task)
+        outcome = "answer", task.run(_propose)
     except RefusedError as error:
         outcome = "refused", error.code, error.message
     except Exception:
@@ -47,62 +53,60 @@ def _work(answers: Connection, task: Posed | Asked) -> None:
     answers.send(outcome)
 
 
-def _prepared(asked: Asked) -> PreparedOperation:
-    return prepare_operation(asked, _proposed(asked.posed) if asked.posed.thinks else None)
-
-
-def _proposed(posed: Posed) -> Proposal:
-    planner = posed.planner
+def _propose(task: PlannerTask) -> Proposal:
+    """Ask a planner, which may say how long others took, and add the costs of its plan."""
+    planner = task.planner
     if isinstance(planner, Auto):
         planner = dataclasses.replace(planner, clock=time.monotonic)
-    return costed(posed.problem, planner.propose(posed.problem))
+    return costed(task.problem, planner.propose(task.problem))
 
 
 class Planning:
-    """Asks planners, one at a time. Safe from many threads."""
+    """Runs tasks, one process at a time. Safe from many threads."""
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         """Give each answer so many seconds."""
         self._limit_s = limit_s
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([_MODULE, "scipy.optimize"])
+        self._context.set_forkserver_preload(_MODULES)
         self._one = threading.Lock()
 
-    def prepare_operation(self, asked: Asked) -> PreparedOperation:
-        """Return what a request comes to.
+    def run(self, task: Task[Result]) -> Result:
+        """Run a task: a quick one here and now, any other in a process of its own.
 
         Raises:
-            RefusedError: It cannot be done, or what `do` raises.
+            RefusedError: It has no answer, it fails, or it takes too long.
         """
-        if not asked.posed.thinks and not asked.posed.large:
-            return prepare_operation(asked)
-        return cast(PreparedOperation, self.do(asked))
-
-    def do(self, task: Posed | Asked) -> Proposal | PreparedOperation:
-        """Return a planner's answer, or what a request comes to.
-
-        Raises:
-            RefusedError: There is no answer, the planner fails, or it takes too long.
-        """
-        name = task.posed.name if isinstance(task, Asked) else task.name
+        if task.is_quick:
+            return task.run()
         if not self._one.acquire(timeout=self._limit_s):
             raise RefusedError(
                 Code.RESOURCE_EXHAUSTED, "another planner is at work; try again in a while"
             )
         try:
             began_s = time.monotonic()
-            answer = self._answer(task, name)
-            _log.info("planner %s: %.2f s", name, time.monotonic() - began_s)
-            return answer
+            result = self._run_in_process(task)
+            _log.info("planner %s: %.2f s", task.name, time.monotonic() - began_s)
+            return result
         finally:
             self._one.release()
 
-    def _answer(self, task: Posed | Asked, name: str) -> Proposal | PreparedOperation:
+    def _run_in_process(self, task: Task[Result]) -> Result:
+        name = task.name
         receiving, sending = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_work, args=(sending, task), daemon=True)
         try:
             process.start()
+        except (OSError, EOFError, RuntimeError, MemoryError) as error:
+            receiving.close()
+            raise RefusedError(
+                Code.RESOURCE_EXHAUSTED,
+                f"planner {name!r} gets no process ({describe(error)}); nothing has changed: raise "
+                "the limit of processes or of memory, and try again",
+            ) from error
+        finally:
             sending.close()
+        try:
             if not receiving.poll(self._limit_s):
                 raise RefusedError(
                     Code.DEADLINE_EXCEEDED,
@@ -117,7 +121,7 @@ class Planning:
             process.join()
             receiving.close()
         if outcome[0] == "answer":
-            return outcome[1]
+            return cast(Result, outcome[1])
         if outcome[0] == "refused":
             raise RefusedError(outcome[1], outcome[2])
         _log.error("planner %s failed: %s", name, outcome[1])

@@ -1,4 +1,4 @@
-"""How often one caller may call: a bucket of tokens that fills with time."""
+"""The rate of one caller: a bucket of tokens that fills with time."""
 
 import threading
 import time

@@ -7,17 +7,16 @@ paused cannot renew it; whoever stands by then takes it, and the next term with 
 import logging
 import threading
 from collections.abc import Iterator
-from concurrent import futures
 from typing import Any, Self
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from embertide.server.adapters.tls import TlsFolder
 from embertide.server.core.errors import StateUnavailableError
 from embertide.server.core.state import StateStore
+from embertide.server.services.call_pool import CallPool
 from embertide.server.services.gate import SERVICE
-from embertide.server.services.listening import LIMITS, Health, health_alone, listen
+from embertide.server.services.listening import LIMITS, QUEUED_MAX, Health, health_alone, listen
 
 _TRY_S = 0.25
 _THREADS = 8
@@ -39,6 +38,8 @@ class _Redirect(grpc.GenericRpcHandler):
 
     def _refuse(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         where = f"ask {self.leader}, which leads" if self.leader else "try again"
+        # By this a caller tells it from a connection that failed, whose code is the same.
+        context.set_trailing_metadata((("embertide-leader", self.leader or "none"),))
         context.abort(
             grpc.StatusCode.UNAVAILABLE,
             f"this control plane stands by and decides nothing; {where}",
@@ -68,18 +69,16 @@ class Standby:
         self._store = store
         self._redirect = _Redirect()
         self._server = grpc.server(
-            futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="standby"),
+            CallPool(_THREADS, "standby"),
+            maximum_concurrent_rpcs=QUEUED_MAX,
             options=[("grpc.so_reuseport", 0), *LIMITS],
         )
         self.address = listen(self._server, address, tls)
         self._holder = advertise or self.address
-        servicer = Health()
-        for name in ("", SERVICE):
-            servicer.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
-        self._server.add_generic_rpc_handlers((self._redirect,))
+        health = Health()
+        self._server.add_generic_rpc_handlers((health, self._redirect))
         self._server.start()
-        self._probes = health_alone(servicer, health_listen) if health_listen else None
+        self._probes = health_alone(health, health_listen) if health_listen else None
 
     def wait(self, stopping: threading.Event | None = None) -> bool:
         """Wait until nobody leads, and take the lease; False: `stopping` was set before."""

@@ -1,4 +1,4 @@
-"""Who may do what: bearer tokens, certificates, and the roles that they carry."""
+"""Bearer tokens, certificates, and the roles that they carry."""
 
 import hmac
 import logging
@@ -12,7 +12,9 @@ from embertide.server.core.errors import Code, RefusedError
 from embertide.server.services.identity import ROLES, WORD, Identity, of_certificate
 
 EXAMPLE = "REPLACE-ME"
-"""What the tokens of the repository's examples begin with: everybody can read those."""
+"""The beginning of the tokens in the repository's examples, which everybody can read."""
+MIN_LETTERS = 16
+"""Letters of a token at least: fewer can be guessed (as in backend_cpp/access/token_file.cc)."""
 _READS = ("Get", "List", "Watch")
 _NODES_CALLS = ("RegisterNode", "Heartbeat", "StreamBeats")
 _LINE = re.compile(
@@ -37,12 +39,15 @@ def read_tokens(path: Path, *, examples: bool = False) -> dict[str, Identity]:
         examples: Whether tokens that everybody can read will do.
 
     Raises:
-        TokensError: The file cannot be read, a line is none of these, or a token is an example's.
+        TokensError: The file cannot be read, a line is none of these, or a token is short or an
+            example's.
     """
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
-        raise TokensError(f"tokens file {path}: {error.strerror}") from error
+        raise TokensError(
+            f"tokens file {path}: {error.strerror}; give one that this user may read"
+        ) from error
     except UnicodeDecodeError as error:
         raise TokensError(f"tokens file {path} is no text") from error
     tokens = {}
@@ -60,6 +65,11 @@ def read_tokens(path: Path, *, examples: bool = False) -> dict[str, Identity]:
                 f"tokens file {path}, line {number}: this is the token of an example, which "
                 "everybody can read: put the output of `openssl rand -hex 32` in its place, or "
                 "give --example-tokens on a cluster that nobody else reaches"
+            )
+        if len(found["token"]) < MIN_LETTERS and not found["token"].startswith(EXAMPLE):
+            raise TokensError(
+                f"tokens file {path}, line {number}: the token has {len(found['token'])} letters, "
+                f"and {MIN_LETTERS} is the least: put the output of `openssl rand -hex 32` there"
             )
         tokens[found["token"]] = Identity(found["role"], found["model"] or "", found["name"] or "")
     if not tokens:
@@ -112,6 +122,19 @@ class Guard:
     def open(self) -> bool:
         """Whether nobody is asked who he is."""
         return self._tokens is None and not self._certificates
+
+    def is_stranger(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
+        """Return whether the headers of a call say that it will be refused, by whatever connection.
+
+        False where a certificate may say who calls.
+        """
+        if self.open or (self._certificates and not any(k == "authorization" for k, _ in metadata)):
+            return False
+        try:
+            self.identify(metadata, {})
+        except RefusedError:
+            return True
+        return False
 
     def identify(
         self,

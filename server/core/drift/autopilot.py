@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from embertide.server.core.demand import Clock
+from embertide.server.core.drift.diagnosis import Diagnosis, Reason
 from embertide.server.core.drift.judge import DAY_MS, Case, Outcome, Verdict, judge
-from embertide.server.core.drift.look import Compare, Compared, Look, Looked, gain
+from embertide.server.core.drift.look import GainComparison, GainCosts, Look, LookFindings, gain
 from embertide.server.core.drift.options import MODES, DriftOptions
 from embertide.server.core.drift.records import Decision, Decisions
 from embertide.server.core.drift.seasons import Seasons
@@ -31,14 +32,15 @@ from embertide.server.core.drift.signals import (
 from embertide.server.core.errors import RefusedError, invalid
 from embertide.server.core.plan.figures import Cost
 from embertide.server.core.plan.instance import Floats
-from embertide.server.core.plan.layout import Bucket, Place
+from embertide.server.core.plan.layout import Bucket
+from embertide.server.core.plan.names import Device, Roster, names_of
 from embertide.server.core.plan.planner import Planner
 from embertide.server.core.plan.planners import PLANNERS, planner
-from embertide.server.core.reshard import REASON_BYTES_MAX, Posed, Prepared, Situation, posed_by
-from embertide.v1 import control_pb2, node_pb2
+from embertide.server.core.plan.workload import Asking
+from embertide.server.core.reshard import REASON_BYTES_MAX, MovePlan, Situation, problem_of
+from embertide.server.core.tasks import LookAtDrift, MeasureGain
+from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
-# What these are called where operations have their ids.
-LOOK, COMPARE = "look", "compare"
 JOIN = "join"
 _OPERATION = "drift-"  # how the ids of its operations begin
 _GIVE_UP_MS = 600_000  # beyond the time that it takes: a gain that is not measured by then never is
@@ -73,29 +75,30 @@ class _Waiting:
     Attributes:
         decision: Its id.
         operation: Id of its operation.
-        owners: Of the buckets that move, the owners before.
-        spent: What the fleet spent before, as measured; 0: not known.
-        model: What the cost model says of the same time and plan.
+        owners: Former owners of the buckets that move.
+        spent: Time that the fleet spent before, as measured; 0: not known.
+        model: Cost of the same time and plan by the cost model.
         ended_ms: When the operation was seen to have ended, in the clock of the demand; None: it
             runs.
     """
 
     decision: str
     operation: str
-    owners: Mapping[Bucket, tuple[Place, ...]]
+    owners: Mapping[Bucket, tuple[Device, ...]]
     spent: float
     model: Cost
     ended_ms: int | None = None
 
 
 class DriftMemory:
-    """What outlives one Control inside the process, and no process."""
+    """State that outlives one Control inside the process, and no process."""
 
     def __init__(self) -> None:
         """Begin without a reference."""
         self.reference: Signals | None = None
         self.hot_set: HotSet | None = None
         self.mix_NT: Floats | None = None
+        self.mix_nodes: list[str] = []  # whose mix it is, by position
         self.looked_at_ms: int | None = None  # the last look, in the clock of the demand
         self.speed = 1.0  # seconds of that clock in a second of the wall clock
         self.seasons = Seasons()
@@ -106,6 +109,7 @@ class DriftMemory:
         self.agreed = 0
         self.bytes_per_s = _FIRST_RATE
         self.waiting: _Waiting | None = None
+        self.diagnosis = Diagnosis()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +117,7 @@ class Act:
     """An operation that the autopilot wants to be started."""
 
     request: control_pb2.StartReshardRequest
-    prepared: Prepared
+    move_plan: MovePlan
 
 
 class Autopilot:
@@ -132,6 +136,8 @@ class Autopilot:
         self.memory = memory
         self.decisions = Decisions(decisions)
         self.settings = settings or control_pb2.DriftSettings(mode=MODES[options.mode])
+        # As they are written: none, while the options hold.
+        self.kept_settings = settings
         self._clock = clock
 
     def set(self, wanted: control_pb2.DriftSettings) -> control_pb2.DriftSettings:
@@ -147,14 +153,14 @@ class Autopilot:
             raise invalid(f"settings.reason is {size} bytes; at most {REASON_BYTES_MAX}")
         if wanted.frozen_until_ms < 0:
             raise invalid(f"settings.frozen_until_ms is {wanted.frozen_until_ms}; use 0 or a time")
-        self.settings = control_pb2.DriftSettings()
+        self.settings = self.kept_settings = control_pb2.DriftSettings()
         self.settings.CopyFrom(wanted)
         return self.settings
 
     def take_back(self, operation: str) -> control_pb2.DriftSettings | None:
         """Only advise from now on, if that is an operation of its own which somebody undoes.
 
-        What led to it is still there, so it would be started again. None: nothing changes.
+        The reason for it is still there, so it would be started again. None: nothing changes.
         """
         acts = self.settings.mode == control_pb2.DRIFT_MODE_AUTO
         if not acts or not operation.startswith(_OPERATION):
@@ -164,21 +170,51 @@ class Autopilot:
         wanted.mode, wanted.reason = control_pb2.DRIFT_MODE_ADVISE, f"{operation} was undone"
         return self.set(wanted)
 
-    def is_due(self, now_ms: int) -> bool:
-        """Whether it is time for a look."""
-        if self.settings.mode == control_pb2.DRIFT_MODE_OFF:
-            return False
+    def is_time(self, now_ms: int) -> bool:
+        """Whether the last look is so long ago that one is due, unless something forbids it."""
         looked_ms = self.memory.looked_ms
         return looked_ms is None or now_ms - looked_ms >= self.options.interval_s * 1000
 
-    def pose(
+    def is_due(self, now_ms: int) -> bool:
+        """Whether it is time for a look, and the mode does not forbid it."""
+        return self._off() is None and self.is_time(now_ms)
+
+    def _off(self) -> Reason | None:
+        """Return why no look takes place in this mode; None: looks take place."""
+        if self.settings.mode != control_pb2.DRIFT_MODE_OFF:
+            return None
+        text = "mode is off; `embertide drift mode advise` looks again"
+        return Reason(Outcome.DECISION_OUTCOME_OFF, text)
+
+    def note_forbidden(self, reason: Reason | None, now_ms: int) -> None:
+        """Count what forbids a look that is due, or that the mode does. Requires: `is_time`."""
+        reason = self._off() or reason
+        if reason is not None:
+            interval_ms = self.options.interval_s * 1000
+            self.memory.diagnosis.note_forbidden(reason, now_ms, interval_ms)
+
+    def note_moved_on(self, before: int, now: int, now_ms: int) -> None:
+        """Count a look that is of no use, as the plan has moved on from one epoch to another."""
+        text = f"the plan moved on from {before} to {now} while it was looked at"
+        self._note(Outcome.DECISION_OUTCOME_PLAN_MOVED_ON, text, now_ms)
+
+    def _note(
+        self, outcome: "control_pb2.DecisionOutcome.ValueType", why: str, now_ms: int
+    ) -> None:
+        self.memory.diagnosis.note_look(Reason(outcome, why), now_ms)
+
+    def status(self, forbidden: Reason | None) -> control_pb2.DriftStatus:
+        """Say what forbids a look now, or else what the last one came to."""
+        return self.memory.diagnosis.message(self.settings, self._off() or forbidden)
+
+    def build_look(
         self,
         now: Situation,
         loads: Mapping[str, node_pb2.NodeServiceGetLoadResponse],
         drained: Iterable[str],
         now_ms: int,
-    ) -> Posed | None:
-        """Return what a look is to find out; None: it cannot look, which is recorded."""
+    ) -> LookAtDrift | None:
+        """Return the look that is due; None: it cannot look, which is recorded."""
         first = self.memory.looked_ms is None
         at_ms = self._time(loads, now_ms)
         self._learn_speed(at_ms, now_ms)
@@ -186,35 +222,14 @@ class Autopilot:
         asking = now.workload.asking
         missing = [*self._dead(now), *sorted(now.unknown)]
         if missing or asking is None:
-            if not first:  # a fleet that has just started reports its first load in a moment
-                name = missing[0] if missing else "any node"
-                why = f"the load of {name} is not known"
+            name = missing[0] if missing else "any node"
+            why = f"the load of {name} is not known"
+            if first:  # a fleet that has just started reports its first load in a moment
+                self._note(Outcome.DECISION_OUTCOME_UNKNOWN_LOAD, why, now_ms)
+            else:
                 self._record(now, now_ms, Outcome.DECISION_OUTCOME_UNKNOWN_LOAD, why)
             return None
-        names = [
-            *(f"node {node.name}" for node in now.plan.topology.nodes),
-            *(f"table {table.name}" for table in now.plan.tables),
-        ]
-        starts_T = np.cumsum([0, *(1 << table.bucket_bits for table in now.plan.tables)])[:-1]
-        totals = dict(
-            zip(
-                names,
-                [
-                    *asking.wanted_NB.sum(axis=1),
-                    *np.add.reduceat(asking.wanted_NB.sum(axis=0), starts_T),
-                ],
-                strict=True,
-            )
-        )
-        hot, mix_NT = hot_set(loads.values()), mix_of(asking.wanted_NB, starts_T)
-        seen = Signals(
-            mix_change=distance(mix_NT, self.memory.mix_NT),
-            hot_set_overlap=overlap(hot, self.memory.hot_set),
-            forecast_error=self.memory.seasons.error(at_ms, totals),
-        )
-        horizon_ms = int(self.options.horizon_s * 1000 * self.memory.speed)
-        growth = self.memory.seasons.growth(at_ms, horizon_ms, names)
-        self.memory.seasons.take(at_ms, totals)
+        seen, growth = self._compare_demand(now.plan, asking, hot_set(loads.values()), at_ms)
         joined = self._joined(now, frozenset(drained))
         look = Look(
             planner=self._planner(joined),
@@ -224,9 +239,40 @@ class Autopilot:
             growth_N=growth[: len(now.plan.topology.nodes)],
             growth_T=growth[len(now.plan.topology.nodes) :],
         )
-        if self.memory.hot_set is None or self.memory.mix_NT is None:
-            self.memory.hot_set, self.memory.mix_NT = hot, mix_NT
-        return posed_by(look, LOOK, now)
+        return LookAtDrift(look=look, problem=problem_of(now))
+
+    def _compare_demand(
+        self, plan: plan_pb2.Plan, asking: Asking, hot: HotSet, at_ms: int
+    ) -> tuple[Signals, Floats]:
+        """Compare the demand with the reference and the day before, and remember it.
+
+        Returns:
+            The signals that follow from that alone, and the growth over the horizon of each node
+            and then of each table.
+        """
+        memory = self.memory
+        starts_T = np.cumsum([0, *(1 << table.bucket_bits for table in plan.tables)])[:-1]
+        mix_NT = mix_of(asking.wanted_NB, starts_T)
+        nodes = names_of(plan.topology)
+        names = [
+            *(f"node {name}" for name in nodes),
+            *(f"table {table.name}" for table in plan.tables),
+        ]
+        wanted_T = np.add.reduceat(asking.wanted_NB.sum(axis=0), starts_T)
+        totals = dict(zip(names, [*asking.wanted_NB.sum(axis=1), *wanted_T], strict=True))
+        signals = Signals(
+            mix_change=distance(mix_NT, memory.mix_NT if memory.mix_nodes == nodes else None),
+            hot_set_overlap=overlap(hot, memory.hot_set),
+            forecast_error=memory.seasons.error(at_ms, totals),
+        )
+        horizon_ms = int(self.options.horizon_s * 1000 * memory.speed)
+        growth = memory.seasons.growth(at_ms, horizon_ms, names)
+        memory.seasons.take(at_ms, totals)
+        if memory.hot_set is None or memory.mix_NT is None:
+            memory.hot_set, memory.mix_NT, memory.mix_nodes = hot, mix_NT, nodes
+        elif memory.mix_nodes != nodes:
+            memory.mix_NT, memory.mix_nodes = mix_NT, nodes  # of another fleet
+        return signals, growth
 
     def _learn_speed(self, at_ms: int, now_ms: int) -> None:
         """Take in how fast the clock of the demand goes."""
@@ -275,8 +321,8 @@ class Autopilot:
 
     def take(
         self,
-        outcome: Looked | RefusedError,
-        prepared: Prepared | None,
+        outcome: LookFindings | RefusedError,
+        move_plan: MovePlan | None,
         now: Situation,
         trust: Trust,
         now_ms: int,
@@ -284,13 +330,13 @@ class Autopilot:
         """Judge what a look has found, record it, and return what is to be started, if anything.
 
         Args:
-            outcome: What the look found, or why it found nothing.
-            prepared: The moves that it comes to; None: it proposes nothing.
+            outcome: The findings of the look, or the reason why there are none.
+            move_plan: The moves that it comes to; None: it proposes nothing.
             now: The situation; its plan is the one that was looked at.
             trust: Whether the cost model may be acted on.
             now_ms: Wall clock.
         """
-        if isinstance(outcome, RefusedError) or prepared is None:
+        if isinstance(outcome, RefusedError) or move_plan is None:
             if isinstance(outcome, RefusedError):
                 why = f"planner {self.options.planner!r}: {outcome.message}"
                 self._record(now, now_ms, Outcome.DECISION_OUTCOME_PLANNER_FAILED, why)
@@ -301,22 +347,22 @@ class Autopilot:
             )
             decision.signals.CopyFrom(outcome.signals.message())
             return None
-        return self._judged(outcome, prepared, now, trust, now_ms)
+        return self._judged(outcome, move_plan, now, trust, now_ms)
 
     def _judged(
         self,
-        found: Looked,
-        prepared: Prepared,
+        found: LookFindings,
+        move_plan: MovePlan,
         now: Situation,
         trust: Trust,
         now_ms: int,
     ) -> Act | None:
         saved = gain(found.before, found.after)
-        moved_bytes = sum(move.bytes for move in prepared.moves)
+        moved_bytes = sum(move.bytes for move in move_plan.moves)
         must = "a node has joined and owns nothing" if "node_joined" in found.triggers else ""
         self.memory.agreed = self.memory.agreed + 1 if saved >= self.options.min_gain else 0
         verdict = judge(
-            self._case(found, prepared, saved, moved_bytes, must, trust, now_ms), self.options
+            self._case(found, move_plan, saved, moved_bytes, must, trust, now_ms), self.options
         )
         acts = verdict.outcome == Outcome.DECISION_OUTCOME_ACTED
         decision = self._decision(now, now_ms, verdict.outcome, verdict.why)
@@ -329,7 +375,7 @@ class Autopilot:
                 before=found.before.message(),
                 after=found.after.message(),
                 predicted_gain=saved,
-                buckets=len(prepared.moves),
+                buckets=len(move_plan.moves),
                 bytes=moved_bytes,
                 move_s=verdict.move_s,
                 move_cost_us=verdict.cost_us,
@@ -339,25 +385,26 @@ class Autopilot:
                 operation_id=request.operation_id if request else "",
             )
         )
-        self.decisions.add(decision)
+        self._keep(decision)
         self._after(verdict, found, now_ms)
         if request is None:
             return None
+        roster = Roster(now.plan.topology)
         self.memory.waiting = _Waiting(
             decision=decision.id,
             operation=request.operation_id,
-            owners={bucket: now.layout[bucket].owners for bucket in found.owners},
+            owners={bucket: roster.devices(now.layout[bucket].owners) for bucket in found.owners},
             spent=found.spent,
             model=found.now,
         )
         return Act(
-            request=request, prepared=dataclasses.replace(prepared, planner=decision.planner)
+            request=request, move_plan=dataclasses.replace(move_plan, planner=decision.planner)
         )
 
     def _case(
         self,
-        found: Looked,
-        prepared: Prepared,
+        found: LookFindings,
+        move_plan: MovePlan,
         saved: float,
         moved_bytes: int,
         must: str,
@@ -370,7 +417,7 @@ class Autopilot:
             gain=saved,
             saved_us=found.before.value - found.after.value,
             bytes=moved_bytes,
-            changes=bool(prepared.moves or prepared.hot_rows or prepared.tier_shares),
+            changes=bool(move_plan.moves or move_plan.hot_rows or move_plan.tier_shares),
             bytes_per_s=self._rate(),
             us_per_byte=_US_PER_BYTE,
             trusted=trust.trusted,
@@ -412,7 +459,7 @@ class Autopilot:
             ),
         )
 
-    def _after(self, verdict: Verdict, found: Looked, now_ms: int) -> None:
+    def _after(self, verdict: Verdict, found: LookFindings, now_ms: int) -> None:
         """Remember for the next look what this one has settled."""
         self.memory.pending = _PENDING.get(verdict.outcome, "")
         kept = dict.fromkeys((*self.memory.fired, *found.triggers)) if self.memory.pending else ()
@@ -441,7 +488,12 @@ class Autopilot:
         why: str,
     ) -> Decision:
         """Keep a decision that needed no planner."""
-        return self.decisions.add(self._decision(now, now_ms, outcome, why))
+        return self._keep(self._decision(now, now_ms, outcome, why))
+
+    def _keep(self, decision: Decision) -> Decision:
+        """Keep a decision, and count its outcome."""
+        self._note(decision.outcome, decision.why, decision.at_ms)
+        return self.decisions.add(decision)
 
     def can_compare(
         self,
@@ -469,12 +521,25 @@ class Autopilot:
         settled = now_ms >= record.operation.ended_ms + _SETTLE_MS
         return settled and at_ms >= waiting.ended_ms + passed_ms
 
-    def pose_comparison(self, now: Situation) -> Posed:
-        """Return the question that the measurement needs. Requires: `can_compare`."""
-        waiting = self.memory.waiting
-        return posed_by(Compare(owners=waiting.owners if waiting else {}), COMPARE, now)
+    def build_comparison(self, now: Situation) -> MeasureGain | None:
+        """Return the question that the measurement needs. Requires: `can_compare`.
 
-    def compare(self, found: Compared | None, now_ms: int) -> None:
+        None: an owner of before has left, so nobody can say any more what it was worth.
+        """
+        waiting = self.memory.waiting
+        if waiting is None:
+            return None
+        roster = Roster(now.plan.topology)
+        owners = {}
+        for at, before in waiting.owners.items():
+            found = [each for each in map(roster.find, before) if each is not None]
+            if len(found) < len(before):
+                self.memory.waiting = None
+                return None
+            owners[at] = tuple(found)
+        return MeasureGain(compare=GainComparison(owners=owners), problem=problem_of(now))
+
+    def compare(self, found: GainCosts | None, now_ms: int) -> None:
         """Keep what the last operation has gained beside what was predicted; None: not known.
 
         The demand may have changed meanwhile. So what the fleet spends is compared with what it

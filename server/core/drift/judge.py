@@ -11,23 +11,23 @@ DAY_MS = 24 * 3600 * 1000
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """What a verdict goes by.
+    """The facts that a verdict goes by.
 
     Attributes:
-        mode: How the control plane treats drift now.
+        mode: The control plane's treatment of drift now.
         gain: Share of the cost that the plan saves.
-        saved_us: What it saves a second.
-        bytes: What it moves.
+        saved_us: Time that it saves a second.
+        bytes: Bytes that it moves.
         changes: Whether it moves or changes anything at all.
-        bytes_per_s: How fast moves were, as measured.
-        us_per_byte: What a moved byte costs the nodes.
+        bytes_per_s: Speed of former moves, as measured.
+        us_per_byte: Cost of a moved byte for the nodes.
         trusted: Whether the cost model's predictions may be acted on.
         model_error: Their median relative error; 0: not known.
         agreed: Looks in a row that found such a gain, this one included.
         quiet_ms: Since the last operation began; None: there was none.
         measuring: Whether the gain of the last operation is still being measured.
         acted: Operations of the last 24 hours that were started for drift.
-        moved_bytes: What they moved.
+        moved_bytes: Bytes that they moved.
         frozen: Why nothing may begin now; empty: it may.
         must: A reason that needs no gain, as a node that joined; empty: none.
     """
@@ -52,14 +52,14 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What is done, and why.
+    """The outcome of a look, and why.
 
     Attributes:
-        outcome: What is done.
+        outcome: The outcome.
         why: For people, with the numbers that decided.
-        move_s: How long the move takes.
-        cost_us: What it costs the nodes.
-        horizon_gain_us: What the new plan saves until the horizon, once it holds.
+        move_s: Time that the move takes.
+        cost_us: Cost of the move for the nodes.
+        horizon_gain_us: Time that the new plan saves until the horizon, once it holds.
     """
 
     outcome: "control_pb2.DecisionOutcome.ValueType"

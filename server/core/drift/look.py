@@ -18,14 +18,14 @@ from embertide.server.core.plan.planner import Planner, Problem, Proposal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Looked(Proposal):
-    """What a look found. Without a trigger nothing is proposed.
+class LookFindings(Proposal):
+    """The findings of a look. Without a trigger nothing is proposed.
 
     Attributes:
-        signals: What the detectors see.
+        signals: Signals that the detectors see.
         triggers: Those that fired.
         now: Cost of today's plan.
-        spent: What the fleet spends, as measured (`spent_us`); 0: not known.
+        spent: Time that the fleet spends, as measured (`spent_us`); 0: not known.
         before: Cost of today's plan over the horizon.
         after: Cost of the proposed one over the horizon.
     """
@@ -43,7 +43,7 @@ class Look:
     """A planner that first looks whether one is needed.
 
     Attributes:
-        planner: Who is asked if a detector fires.
+        planner: The planner that is asked if a detector fires.
         reference: Signals when a planner was asked last; None: never.
         seen: Signals that do not follow from the demand alone: hot set, forecast and mix.
         due: Whether the planner is asked anyhow, and why: a name for the record; empty: no.
@@ -58,7 +58,7 @@ class Look:
     growth_N: Floats | None = None
     growth_T: Floats | None = None
 
-    def propose(self, problem: Problem) -> Looked:
+    def propose(self, problem: Problem) -> LookFindings:
         """Return what it finds.
 
         Raises:
@@ -74,13 +74,13 @@ class Look:
         if self.due and self.due not in triggers:
             triggers = (*triggers, self.due)
         if not triggers:
-            return Looked(owners={}, explanation="", signals=now)
+            return LookFindings(owners={}, explanation="", signals=now)
         ahead = self._ahead(problem)
         proposal = self.planner.propose(ahead)
         groups = list(instances(ahead))
         before = [(each, each.owned_DB) for each in groups]
         after = [(each, owned_after(each, proposal.owners)) for each in groups]
-        return Looked(
+        return LookFindings(
             owners=proposal.owners,
             explanation=proposal.explanation,
             hot_rows=proposal.hot_rows,
@@ -112,12 +112,12 @@ class Look:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Compared(Proposal):
-    """What a fleet spends, and what it would if its last operation had not been.
+class GainCosts(Proposal):
+    """A fleet's spending, and its spending had its last operation not been.
 
     Attributes:
-        spent: What it spends, as measured (`spent_us`); 0: not known.
-        undone: What the plan before would cost by today's demand.
+        spent: Time that it spends, as measured (`spent_us`); 0: not known.
+        undone: Cost of the plan before by today's demand.
     """
 
     spent: float
@@ -125,23 +125,23 @@ class Compared(Proposal):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Compare:
+class GainComparison:
     """Not a planner: says what an operation's buckets would cost had they stayed.
 
     Attributes:
-        owners: Of the buckets that it moved, the owners before.
+        owners: Former owners of the buckets that it moved.
     """
 
     owners: Mapping[Bucket, tuple[Place, ...]]
 
-    def propose(self, problem: Problem) -> Compared:
+    def propose(self, problem: Problem) -> GainCosts:
         """Return the cost of both plans by today's demand.
 
         Raises:
             RefusedError: Nobody has reported what nodes ask for.
         """
         undone = [(each, owned_after(each, self.owners)) for each in instances(problem)]
-        return Compared(
+        return GainCosts(
             owners={},
             explanation="",
             spent=spent_us(problem),

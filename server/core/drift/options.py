@@ -1,4 +1,4 @@
-"""How the control plane decides about drift: what an operator sets when it starts."""
+"""Options of the decisions about drift, which an operator sets when the control plane starts."""
 
 import dataclasses
 import re
@@ -62,15 +62,15 @@ class FreezeWindow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DriftOptions:
-    """How the control plane decides. Times are of the wall clock unless they say otherwise.
+    """Options of the decisions about drift. Times are of the wall clock unless they say otherwise.
 
     Attributes:
         mode: Whether it acts, until an operator sets another mode.
-        planner: Who is asked for a better plan.
+        planner: The planner that is asked for a better plan.
         interval_s: From one look to the next.
         half_life_s: Reads count half after this long in the demand's clock; one of
             demand.HALF_LIVES_S.
-        horizon_s: How long a new plan is expected to stay good; its gain is counted over this time.
+        horizon_s: Time that a new plan is expected to stay good; its gain is counted over it.
         cooldown_s: From the begin of one operation to the begin of the next, at least.
         look_again_s: A planner is asked this often even if no detector fires.
         min_gain: Share of the cost that a plan must save.

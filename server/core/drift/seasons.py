@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 SLOTS = 96
 DAY_MS = 24 * 3600 * 1000
 _SMOOTHED = 0.5  # of a slot's value, what the newest window gives
-_LEAST = 1e-9
+_RATE_MIN = 1e-9
 
 Floats = NDArray[np.float64]
 
@@ -98,6 +98,6 @@ class Seasons:
         for at, name in enumerate(names):
             today = now.totals.get(name, 0.0)
             ahead = float(np.mean([each.totals.get(name, 0.0) for each in later]))
-            if today > _LEAST and ahead > _LEAST:
+            if today > _RATE_MIN and ahead > _RATE_MIN:
                 factors[at] = ahead / today
         return factors

@@ -19,12 +19,12 @@ HOT_SET = 100  # keys that are compared, at most
 # A key is hot if it has this share of all reads. Where reads are even, no key is: which ones come
 # out on top there is chance, and tells nothing.
 HOT_SHARE = 1 / 2000
-_LEAST_HOT = 10  # keys; fewer are not compared
+_HOT_MIN = 10  # keys; fewer are not compared
 HotSet = frozenset[tuple[int, int]]  # (table id, key)
 
 
 class Signals(NamedTuple):
-    """What the detectors see; as DriftSignals in control.proto."""
+    """Signals that the detectors see; as DriftSignals in control.proto."""
 
     skew: float = 1.0
     remote_share: float = 0.0
@@ -70,7 +70,7 @@ def overlap(now: HotSet, then: HotSet | None) -> float:
 
     1 without a reference, or where too few keys are hot to tell.
     """
-    if then is None or min(len(now), len(then)) < _LEAST_HOT:
+    if then is None or min(len(now), len(then)) < _HOT_MIN:
         return 1.0
     return len(now & then) / len(now)
 

@@ -20,8 +20,7 @@ from embertide.server.core.plan.validity import OWNERS_MAX
 
 # Scores that differ by less are equal: the model is not that exact.
 _SAME = 1e-4
-# Of the limit, what each planner gets. Two search, and stop at half of what they get; others take
-# little.
+# Share of the limit that each planner gets. Two search, and stop at half of it; others take little.
 _SHARE = 0.5
 
 
@@ -94,7 +93,7 @@ def _candidate(
         RefusedError: It would not be accepted.
     """
     found = [(each, owned_after(each, proposal.owners)) for each in groups]
-    owners = sum(_most_owners(instance, owned_DB) for instance, owned_DB in found)
+    owners = sum(_max_owners(instance, owned_DB) for instance, owned_DB in found)
     if owners > OWNERS_MAX:
         raise RefusedError(
             Code.FAILED_PRECONDITION,
@@ -109,6 +108,6 @@ def _candidate(
     return _Candidate(name, proposal, score, size, f"{name}: score {score:,.0f}, {size:,.0f} bytes")
 
 
-def _most_owners(instance: Instance, owned_DB: Bools) -> int:
+def _max_owners(instance: Instance, owned_DB: Bools) -> int:
     """Return the most owners that a bucket of a group has while it moves."""
     return int((owned_DB | instance.owned_DB).sum(axis=0).max(initial=0))

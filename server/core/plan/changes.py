@@ -1,4 +1,4 @@
-"""What changing the owners of one bucket is worth, for all buckets at once.
+"""The worth of changing the owners of one bucket, for all buckets at once.
 
 The cost of an ownership (cost.py) is made linear where it stands: a unit of time is worth g_D on a
 device, and a key more that node n asks of node m costs Q_nm for the request that needs m and for
@@ -30,16 +30,16 @@ from embertide.server.core.plan.wire import Wire
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """What does not depend on who owns what.
+    """The terms that do not depend on the owners.
 
     Attributes:
         asked_NB: Keys a second that a node asks of peers, if it does not hold the bucket.
         here_NB: Time a second that it spends on its own keys, if it does.
         elsewhere_NB: The same if it does not: asking, and copies.
-        sent_B: Of the keys asked, those that are sent.
-        answer_us_B: What a key sent costs the peer.
+        sent_B: Share of the keys asked that are sent.
+        answer_us_B: Cost of a key sent, for the peer.
         devices_N: Devices of a node.
-        wire: What keys asked come to on the wire.
+        wire: The keys asked, as they come to the wire.
     """
 
     asked_NB: Floats
@@ -133,7 +133,7 @@ class Linear:
         self._held_NB = held_NB
         held = held_NB.astype(np.float64)
         self._count_B = owned_DB.sum(axis=0).astype(np.float64)
-        # Of a node's own work each of its devices has a part.
+        # Each device of a node has a part of the node's own work.
         g_N = np.bincount(instance.node_D, weights=g_D, minlength=len(terms.devices_N))
         g_N = g_N / np.maximum(terms.devices_N, 1)
         slope_TNN = _slopes(instance, terms, prices, owned_DB, g_N, far=far)

@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the key in `state` ends with."""
+        """The end of the key in `state`."""
         return f"{self.place}:{self.epoch}"
 
 

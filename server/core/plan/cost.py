@@ -1,4 +1,4 @@
-"""What a plan costs: the time that each device spends a second, and one figure to compare plans by.
+"""The cost of a plan: each device's time a second, and one figure to compare plans by.
 
 All planners are compared by `Score`, and the decision to move goes by it too (core/drift). Letters
 of shapes are those of instance.py; F kinds of work, as in prices.py.
@@ -50,7 +50,7 @@ class Score(NamedTuple):
         return self.busiest_us + MEAN_WEIGHT * self.mean_us
 
 
-# Of two plans whose busiest devices are equal, the one with less work in all is better.
+# Where the busiest devices of two plans are equal, the plan with less work in all is better.
 MEAN_WEIGHT = 0.25
 KIB = 1024
 
@@ -108,7 +108,7 @@ def wire_kib_N(bytes_XNN: Floats) -> Floats:
 def work_DF(instance: Instance, owned_DB: Bools) -> Floats:
     """Return what each device does a second under an ownership, by kind of work.
 
-    What a node does beside lookups is shared evenly by its devices.
+    A node's work beside lookups is shared evenly by its devices.
     """
     now = rates(instance, owned_DB)
     tables_T = np.arange(len(instance.tables))

@@ -36,9 +36,9 @@ class CostNet:
     Attributes:
         shard: From a shard's features to its vector, to which the first two are appended.
         device: From the sum of the vectors to the unit time of lookups.
-        device_linear_E: What is added to that for each element of the sum.
+        device_linear_E: Addend for each element of the sum.
         link: From bytes sent and received, in units, to the unit time of communication.
-        link_linear_2: What is added to that for each of the two.
+        link_linear_2: Addend for each of the two.
         us_per_byte: Time of a unit, per byte of it, on the machine that the nets were trained for.
     """
 

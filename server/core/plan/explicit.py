@@ -25,7 +25,7 @@ class Explicit:
 
     target: control_pb2.ReshardTarget
 
-    def moves_most(self) -> int:
+    def max_moves(self) -> int:
         """Return how many buckets it names; each of them may move."""
         return sum(each.bucket_count for each in self.target.assignments)
 
@@ -73,7 +73,7 @@ class Explicit:
 
 
 class _Machines(NamedTuple):
-    """What the topology says, read once for all assignments."""
+    """The topology's facts, read once for all assignments."""
 
     names: list[str]
     device_counts: list[int]

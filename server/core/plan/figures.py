@@ -1,4 +1,4 @@
-"""What a plan costs the whole fleet, in the figures that people and decisions go by."""
+"""The cost of a plan for the whole fleet, in the figures that people and decisions go by."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from embertide.v1 import control_pb2
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What a plan costs the whole fleet.
+    """The cost of a plan for the whole fleet.
 
     Attributes:
         busiest_us: Time a second that the busiest device spends.

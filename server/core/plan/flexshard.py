@@ -45,7 +45,7 @@ COPY_OVERHEAD = 96
 # Below it, a table's keys are read one by one: as sequences.
 SUMS_MAX = 0.5
 # Less of the busiest link is not worth an operation.
-LEAST_WORTH = 0.02
+WORTH_MIN = 0.02
 # Buckets x devices up to which they are chosen exactly.
 _EXACT_MAX = 400
 _FEW = 6  # buckets of which every choice is tried
@@ -101,7 +101,7 @@ class FlexShard:
     """Copies hot rows of sequences, and lets every node hold buckets, within budgets.
 
     Attributes:
-        copy_bytes: What each node has for copies.
+        copy_bytes: Bytes that each node has for copies.
     """
 
     copy_bytes: float = COPY_BYTES
@@ -123,10 +123,8 @@ class FlexShard:
                 continue
             copies, owned_DB = self._best(group, problem.limit_s / 4 / len(groups))
             links = group.busiest(group.instance.owned_DB, {}), group.busiest(owned_DB, copies)
-            if links[1] > links[0] * (1 - LEAST_WORTH):
-                stories.append(
-                    f"group {group.instance.group}: nothing would save {LEAST_WORTH:.0%}"
-                )
+            if links[1] > links[0] * (1 - WORTH_MIN):
+                stories.append(f"group {group.instance.group}: nothing would save {WORTH_MIN:.0%}")
                 continue
             owners |= owners_of(group.instance, owned_DB, today)
             # One limit holds for the nodes of all groups.
@@ -162,8 +160,8 @@ class FlexShard:
 
         Args:
             group: The group.
-            owned_DB: Who owns what.
-            tables: Of these alone; None: of all.
+            owned_DB: The owners.
+            tables: The tables that count; None: all.
         """
         away_NT = group.away_NT(owned_DB)
         kept = group.sequence_T if tables is None else tables

@@ -127,12 +127,31 @@ class _Group:
                 ):
                     self.owners[bucket] = tuple(at for at in self.owners[bucket] if at.node != node)
                 else:
-                    raise RefusedError(
-                        Code.RESOURCE_EXHAUSTED,
-                        "no other device of the group has room for "
-                        f"{bucket_name(self.problem.plan.tables, bucket)}; raise a budget or add "
-                        "a node",
-                    )
+                    raise self._no_room(bucket, node)
+
+    def _no_room(self, bucket: Bucket, drained: int) -> RefusedError:
+        """Say why a bucket of a drained node finds no device: the others are dead, or full."""
+        nodes = self.problem.plan.topology.nodes
+        others = {at.node for at in self.load} - {drained}
+        dead = [nodes[at].name for at in sorted(others & self.problem.shunned)]
+        group = nodes[drained].group
+        if not others:
+            return RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"node {nodes[drained].name!r} is the only one of group {group}: start another "
+                "first",
+            )
+        if not self.open:
+            return RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"all other nodes of group {group} are dead ({', '.join(dead)}): start one first",
+            )
+        return RefusedError(
+            Code.RESOURCE_EXHAUSTED,
+            "no other device of the group has room for "
+            f"{bucket_name(self.problem.plan.tables, bucket)}; raise a budget or add a node"
+            + (f", or start {', '.join(dead)}, which is dead" if dead else ""),
+        )
 
     def story(self, before: Iterable[int]) -> str:
         """Say what was moved and why."""

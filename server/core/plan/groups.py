@@ -26,7 +26,7 @@ from embertide.v1 import control_pb2, plan_pb2
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wish:
-    """What an operation does with a group: it comes, or goes."""
+    """A change of a group by an operation: it comes, or goes."""
 
     group: int
     comes: bool
@@ -79,13 +79,14 @@ def followed(
     """Return the topology that the registered nodes make, or None if it is the plan's.
 
     A known node is taken as it registered last. A new one is added at the end if its group is
-    known, or is wished for. Positions never change, because operations keep them.
+    known, or is wished for. No position changes, also while an operation is at work; nodes that
+    have left go when none is (names.py).
 
     Args:
         plan: Today's.
         layout: Its buckets.
         registered: Nodes by name.
-        wish: What the operation whose turn it is does with a group.
+        wish: The change of a group by the operation whose turn it is.
         moving: Whether an operation is at work: while it is, no group becomes whole, since what it
             has done may be taken back.
     """
@@ -104,30 +105,6 @@ def followed(
         partial = partial | {wish.group}
     grown.partial_groups.extend(sorted(partial))
     return None if grown == before else grown
-
-
-def without_last(
-    plan: plan_pb2.Plan, registered: Set[str], named: Set[int]
-) -> plan_pb2.Topology | None:
-    """Return the topology without the nodes at its end that nobody needs; None: they are needed.
-
-    A node that was removed and does not stand at the end keeps its place, unused.
-
-    Args:
-        plan: Today's.
-        registered: Names of the nodes that are members.
-        named: Positions that the plan, or an operation at work, gives buckets.
-    """
-    nodes = list(plan.topology.nodes)
-    while len(nodes) > 1 and nodes[-1].name not in registered and len(nodes) - 1 not in named:
-        nodes.pop()
-    if len(nodes) == len(plan.topology.nodes):
-        return None
-    kept = plan_pb2.Topology(nodes=nodes)
-    kept.partial_groups.extend(
-        group for group in plan.topology.partial_groups if group in groups_of(kept)
-    )
-    return kept
 
 
 def is_announced(topology: plan_pb2.Topology, wish: Wish) -> bool:

@@ -34,10 +34,10 @@ class Instance:
     Attributes:
         group: Number of the group.
         places_D: Its devices, in the topology's order.
-        node_D: Of each device, its node's position among the group's nodes.
-        nodes_N: Of each node, its position in the topology.
+        node_D: Position of each device's node among the group's nodes.
+        nodes_N: Position of each node in the topology.
         buckets_B: The buckets, ascending.
-        table_B: Of each bucket, its table's position in `tables`.
+        table_B: Position of each bucket's table in `tables`.
         tables: Traits by table, in the plan's order.
         wanted_NB: Keys that a node's own requests want of a bucket, wherever they are answered.
         copied_NT: Share of the keys that a node wants of buckets it does not hold which its copies
@@ -45,7 +45,7 @@ class Instance:
         bytes_B: Resident bytes of one copy of a bucket.
         budget_D: Bytes that a device may hold: of all its tiers, but see `_budgets`.
         open_D: Devices that may get buckets.
-        owned_DB: Who owns what today.
+        owned_DB: Today's owners.
         requests_N: Requests a second of a node's own clients; zeros where that is not known.
     """
 
@@ -215,7 +215,7 @@ def owners_of(
 
     Args:
         instance: The group's problem.
-        owned_DB: Who shall own what.
+        owned_DB: The owners that shall be.
         layout_owners: The owners today, of all groups.
     """
     changed: dict[Bucket, tuple[Place, ...]] = {}

@@ -17,9 +17,9 @@ from embertide.server.core.plan.layout import Bucket, Place, budget_bytes, devic
 from embertide.server.core.plan.planner import Problem, Proposal
 from embertide.server.core.plan.workload import device_work
 
-# How far from its fair share a device may be.
+# A device may be this far from its fair share.
 TOLERANCE = 0.1
-# Of the buckets that a device still needs, this part is chosen at once, so that a large model takes
+# This part of the buckets that a device still needs is chosen at once, so that a large model takes
 # hundreds of choices and not one for each bucket.
 _AT_ONCE = 1 / 64
 Floats = NDArray[np.float64]
@@ -32,11 +32,11 @@ class _Group:
 
     Attributes:
         copies: The bucket of each copy.
-        device_C: Who has it now.
+        device_C: The device that has it now.
         work_CW: Its bytes and its reads.
-        held_DW: What each device has, bytes and reads.
-        room_D: How many bytes more fit.
-        fair_D: What each device should have.
+        held_DW: Bytes and reads of each device.
+        room_D: Bytes that still fit.
+        fair_D: Fair share of each device.
     """
 
     places: list[Place]
@@ -80,7 +80,7 @@ class _Group:
         wanted = missing_W / max(missing_W.max(), 1e-300)
         work_CW = self.work_CW[at_C]
         size_C = work_CW.max(axis=1)
-        # How far it leads away from what is missing, and how much it brings: larger means fewer.
+        # A copy is worse the further it leads from the missing work, and better the larger it is.
         aside_C = np.abs(work_CW[:, 0] * wanted[1] - work_CW[:, 1] * wanted[0])
         cost_C = aside_C - 0.25 * size_C - 1e-3 * rich_DW[self.device_C[at_C]].min(axis=1)
         count = max(1, int(missing_W.max() / max(size_C.mean(), 1e-300) * _AT_ONCE))
@@ -177,7 +177,9 @@ class Join:
                 owners[at] = tuple(target if each == source else each for each in now)
             stories.append(_story(problem, group, new))
         return Proposal(
-            owners=owners, explanation="; ".join(stories) or "every node owns buckets already"
+            owners=owners,
+            explanation="; ".join(stories)
+            or "every node owns buckets already, if few: `--planner auto` evens what they have",
         )
 
 

@@ -1,4 +1,4 @@
-"""Which devices own a key by a plan."""
+"""The devices that own a key by a plan."""
 
 from collections.abc import Sequence
 

@@ -5,7 +5,7 @@ has one assignment per run of neighbours that agree. Readers take any mapping. P
 kept in a PackedLayout: four bytes a bucket, however many buckets there are.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -25,14 +25,14 @@ class Place(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """What is owned and moved."""
+    """The unit that is owned and moved."""
 
     table: int
     bucket: int
 
 
 class Holders(NamedTuple):
-    """Who holds a bucket, as the three lists of an Assignment."""
+    """The holders of a bucket, as the three lists of an Assignment."""
 
     owners: tuple[Place, ...]
     joining: tuple[Place, ...] = ()
@@ -157,6 +157,11 @@ class PackedLayout(Mapping[Bucket, Holders]):
                 codes[at.table] = self.codes[at.table].copy()
             codes[at.table][at.bucket] = self._palette.code(held)
         return PackedLayout(codes, self._palette)
+
+    def with_holders(self, change: Callable[[Holders], Holders]) -> "PackedLayout":
+        """Return the layout with each set of holders replaced by what `change` makes of it."""
+        small = self._compacted()
+        return PackedLayout(small.codes, map(change, small._palette.holders))
 
     def _compacted(self) -> "PackedLayout":
         """Return the same with a palette of its own that has nothing unused."""

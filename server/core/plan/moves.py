@@ -15,10 +15,10 @@ from embertide.server.core.plan.layout import (
     Layout,
     PackedLayout,
     Place,
-    layout_of,
     packed,
+    place,
 )
-from embertide.v1 import plan_pb2
+from embertide.v1 import control_pb2, plan_pb2
 
 
 class Step(enum.IntEnum):
@@ -48,6 +48,15 @@ class Move(NamedTuple):
     def reversed(self) -> "Move":
         """Return the move that undoes it."""
         return Move(self.at, self.target, self.source)
+
+
+def move_of(message: control_pb2.BucketMove) -> Move:
+    """Read a BucketMove."""
+    return Move(
+        Bucket(message.table_id, message.bucket),
+        place(message.source) if message.HasField("source") else None,
+        place(message.target) if message.HasField("target") else None,
+    )
 
 
 def _without(places: tuple[Place, ...], *gone: Place | None) -> tuple[Place, ...]:
@@ -169,7 +178,7 @@ def moves_to(
                 gained.remove(new)
         moves += [Move(at, None, new) for new in gained]
         moves += [Move(at, old, None) for old in lost]
-    # What is added comes before what is removed alone: a bucket never has fewer owners meanwhile.
+    # Owners are added before others are removed alone: a bucket never has fewer owners meanwhile.
     return sorted(moves, key=lambda move: move.target is None)
 
 
@@ -178,14 +187,3 @@ def _distance(group_of: Sequence[int], a: Place, b: Place) -> int:
     if a.node == b.node:
         return 0
     return 1 if group_of[a.node] == group_of[b.node] else 2
-
-
-def changes(before: plan_pb2.Plan, after: plan_pb2.Plan) -> dict[Bucket, tuple[Holders, Holders]]:
-    """Return the buckets whose holders differ between two plans of the same tables."""
-    old, new = layout_of(before.assignments), layout_of(after.assignments)
-    none = Holders(())
-    return {
-        at: (old.get(at, none), new.get(at, none))
-        for at in sorted(old.keys() | new.keys())
-        if old.get(at) != new.get(at)
-    }

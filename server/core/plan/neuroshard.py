@@ -31,7 +31,7 @@ from embertide.server.core.plan.instance import (
 from embertide.server.core.plan.layout import Bucket, Place
 from embertide.server.core.plan.owner_options import moved_bytes
 from embertide.server.core.plan.planner import Problem, Proposal
-from embertide.server.core.plan.polish import Placed, fits, pinned, polished
+from embertide.server.core.plan.polish import Placement, fits, pinned, polished
 from embertide.server.core.plan.relabel import relabelled
 from embertide.server.core.plan.shard_costs import ShardCosts
 from embertide.server.core.plan.validity import OWNERS_MAX
@@ -41,7 +41,7 @@ _LEVELS = 10
 _CANDIDATES = 8  # by size, and as many by cost
 _CAPS = (1.0, 1.1, 1.25, 1.5, 1e9)
 _FILLED, _POLISHED = 6, 3
-# Of the limit, counted in what a core usually does in it.
+# Share of the limit that the search takes, counted in the work of a usual core.
 _SPENT = 0.2
 _SEARCHED = 0.4  # of that, for the beam; the rest improves what it found
 # Values that differ by less are equal: of those, what moves fewer bytes is chosen.
@@ -86,7 +86,7 @@ class _Beam:
         self._instance, self._costs, self._budget = instance, costs, budget
         self._open = np.flatnonzero(instance.open_D)
         self._free_B = ~pinned(instance)
-        # What stays is owned from the start.
+        # Buckets that stay are owned from the start.
         self._start_DB = instance.owned_DB & ~self._free_B
         room_D = instance.budget_D - instance.bytes_D(self._start_DB)
         self._room_D = np.where(instance.open_D, np.maximum(room_D, 0.0), 0.0)
@@ -96,9 +96,9 @@ class _Beam:
         self._bytes_T = np.bincount(tables_B, instance.bytes_B[self._free_B], minlength=count)
         self._owners_max = owners_max
         self._may_copy = len(np.unique(instance.node_D[self._open])) <= owners_max
-        self.found: dict[_Cut, Placed] = {}
+        self.found: dict[_Cut, Placement] = {}
 
-    def search(self) -> list[Placed]:
+    def search(self) -> list[Placement]:
         """Return the placements of the best states, best first."""
         first = self._necessary()
         beam = self._best(first)
@@ -111,9 +111,9 @@ class _Beam:
         ranked = _ranked(self.found.values())[:_FILLED]
         return _ranked([*ranked, *(self._filled(placed) for placed in ranked)])[:_POLISHED]
 
-    def _filled(self, placed: Placed) -> Placed:
+    def _filled(self, placed: Placement) -> Placement:
         owned_DB = filled(self._instance, placed.owned_DB, self._owners_max)
-        return Placed(owned_DB, self._value(owned_DB))
+        return Placement(owned_DB, self._value(owned_DB))
 
     def _value(self, owned_DB: Bools) -> float:
         contributions_TDS = self._costs.all_contributions(owned_DB)
@@ -218,7 +218,7 @@ class _Beam:
             max(cost, _SMALL),
         )
 
-    def _placed(self, cut: _Cut) -> Placed:
+    def _placed(self, cut: _Cut) -> Placement:
         """Place a state's pieces under each cap; return the best placement."""
         instance, costs = self._instance, self._costs
         owned_DB = self._start_DB.copy()
@@ -237,8 +237,8 @@ class _Beam:
         start_DS = costs.all_contributions(owned_DB).sum(axis=0)
         room_D = self._room_D - instance.bytes_D(owned_DB & self._free_B)
         if (room_D < -_SMALL).any():
-            return Placed(owned_DB, np.inf)
-        best = Placed(owned_DB, np.inf)
+            return Placement(owned_DB, np.inf)
+        best = Placement(owned_DB, np.inf)
         for order in self._orders(pieces):
             chosen_RP = self._dealt([pieces[at] for at in order], start_DS, room_D)
             for chosen_P in np.unique(chosen_RP[(chosen_RP >= 0).all(axis=1)], axis=0):
@@ -247,7 +247,7 @@ class _Beam:
                     trial_DB[device, pieces[at].buckets] = True
                 value = self._value(trial_DB)
                 if value < best.value:
-                    best = Placed(trial_DB, value)
+                    best = Placement(trial_DB, value)
         return best
 
     def _orders(self, pieces: Sequence[_Piece]) -> list[list[int]]:
@@ -286,7 +286,7 @@ class _Beam:
         return chosen_RP
 
 
-def _ranked(found: Iterable[Placed]) -> list[Placed]:
+def _ranked(found: Iterable[Placement]) -> list[Placement]:
     """Return the placements that fit, best first."""
     return sorted((each for each in found if np.isfinite(each.value)), key=lambda each: each.value)
 
@@ -349,7 +349,7 @@ def _planned(
     Args:
         instance: The group's problem.
         costs: Its costs.
-        budget: What may be spent, as `ShardCosts` counts it.
+        budget: Evaluations that may be spent, as `ShardCosts` counts them.
         owners_max: Owners that a bucket may have; while it moves it has as many again.
     """
     now_DB = instance.owned_DB
@@ -359,7 +359,7 @@ def _planned(
     allowed = fits(instance, now_DB, owners_max)
     if allowed:
         until = budget * (_SEARCHED + (1 - _SEARCHED) / 4)
-        found.append(polished(instance, costs, Placed(now_DB, before), until, owners_max))
+        found.append(polished(instance, costs, Placement(now_DB, before), until, owners_max))
     for at, start in enumerate(starts):
         until = costs.spent_us + (budget - costs.spent_us) / (len(starts) - at)
         better = polished(instance, costs, start, until, owners_max)

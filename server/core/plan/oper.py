@@ -56,20 +56,20 @@ from embertide.server.core.plan.validity import OWNERS_MAX
 # Moving every bucket once must gain this share of the score.
 MOVING_ALL = 0.002
 # A batch that gains less of the score is the last one.
-_LEAST_GAIN = 0.0005
+_GAIN_MIN = 0.0005
 # Less of the score is not worth an operation.
-LEAST_WORTH = 0.002
+WORTH_MIN = 0.002
 # Devices within this share of the busiest one count as busiest too: a wide range first.
 _SHARPNESS = (0.3, 0.1, 0.03, 0.01)
-# Of the changes that are worth something, the part to make: the next if it is too much.
+# Parts of the changes that are worth something: the next one is made if one is too much.
 _PARTS = (1.0, 0.4, 0.15, 0.05, 0.02, 0.007, 0.002, 0.0007)
 # Devices x buckets that are looked at a second, the arrays of one evaluation counting once; a core
 # that does nothing else manages twice as many.
 _LOOKED_AT_A_S = 5_000_000
 _BATCHES = 0.6  # of the time; single steps have the rest
-# What a single step, an evaluation in a batch and a search by pairs count, however small the
+# Costs of a single step, an evaluation in a batch and a search by pairs, however small the
 # problem.
-_STEP_AT_LEAST, _BATCH_AT_LEAST, _PAIRS_AT_LEAST = 400_000, 20_000, 40_000
+_STEP_COST_MIN, _BATCH_COST_MIN, _PAIRS_COST_MIN = 400_000, 20_000, 40_000
 _FOCUS = 48
 _PAIRS = 128
 _SMALL_OPTIONS = 200  # buckets x options that are searched by pairs alone
@@ -164,11 +164,11 @@ class Search:
             for pair in pairs:
                 if self._left <= end:
                     break
-                self._left -= max(owned_DB.size, _BATCH_AT_LEAST)
+                self._left -= max(owned_DB.size, _BATCH_COST_MIN)
                 other_DB = owned_DB.copy()
                 other_DB[list(pair)] = owned_DB[list(reversed(pair))]
                 other = self.value(other_DB) if self._is_possible(other_DB) else np.inf
-                if other < (1 - _LEAST_GAIN) * value:
+                if other < (1 - _GAIN_MIN) * value:
                     owned_DB, value, better = other_DB, other, True
         return owned_DB if owned_DB is not self.instance.owned_DB else None
 
@@ -227,19 +227,19 @@ class Search:
         before, slope_D = self._smooth(busy_D, width)
         before += self._moving(owned_DB)
         add_DB, drop_DB, wanted = self._worthwhile(owned_DB, slope_D, far=far)
-        self._left -= max(3 * owned_DB.size, _BATCH_AT_LEAST)
+        self._left -= max(3 * owned_DB.size, _BATCH_COST_MIN)
         for part in _PARTS:
             changes = _first(wanted, part)
             changes = self._fitting(owned_DB, changes)
             after_DB = owned_DB.copy()
-            self._left -= max(2 * owned_DB.size, _BATCH_AT_LEAST)
+            self._left -= max(2 * owned_DB.size, _BATCH_COST_MIN)
             _make(after_DB, changes)
             _make(after_DB, self._exchanged(after_DB, add_DB, drop_DB, changes, part))
             busy_D = busy_us_D(self.instance, after_DB, self.prices)
             after = self._smooth(busy_D, width)[0] + self._moving(after_DB)
             if after < before:
                 owned_DB[:] = after_DB
-                return before - after > _LEAST_GAIN * before
+                return before - after > _GAIN_MIN * before
         return False
 
     def _worthwhile(
@@ -310,11 +310,11 @@ class Search:
         """Return copies that go where others are worth more a byte; one change a bucket.
 
         Args:
-            owned_DB: Who owns what once the others are made.
-            add_DB: What adding gained before.
-            drop_DB: What dropping gained before.
+            owned_DB: The ownership once the others are made.
+            add_DB: Gains of adding, as they were before.
+            drop_DB: Gains of dropping, as they were before.
             others: Changes of buckets that are left alone here.
-            part: Of the exchanges that gain, the part to make.
+            part: Part of the exchanges that gain to make.
         """
         size_B = np.maximum(self.instance.bytes_B, 1e-9)
         free_B = np.ones(len(size_B), np.bool_)
@@ -368,7 +368,7 @@ class Search:
     def _step(self, owned_DB: Bools, random: np.random.Generator) -> bool:
         """Look closely at some buckets; False if nothing gains."""
         instance = self.instance
-        self._left -= max(_STEP_AT_LEAST, 6 * owned_DB.size)
+        self._left -= max(_STEP_COST_MIN, 6 * owned_DB.size)
         busy_D = busy_us_D(instance, owned_DB, self.prices)
         busiest = int(np.where(instance.open_D, busy_D, -1.0).argmax())
         width = 0.005 * max(float(busy_D.max()), 1e-9)
@@ -422,7 +422,7 @@ class Search:
         def descend() -> None:
             nonlocal best_value, best_DB
             for _ in range(4 * len(focus_F)):
-                self._left -= _PAIRS_AT_LEAST
+                self._left -= _PAIRS_COST_MIN
                 if not options.improve(_PAIRS, least):
                     break
             if options.value() < best_value - least:
@@ -500,7 +500,7 @@ class Oper:
             )
             owned_DB = search.best()
             after = search.value(owned_DB)
-            if not after < before * (1 - LEAST_WORTH):
+            if not after < before * (1 - WORTH_MIN):
                 owned_DB = instance.owned_DB
             owners.update(owners_of(instance, owned_DB, {**today, **owners}))
             stories.append(_story(instance, owned_DB, problem.prices))

@@ -23,11 +23,11 @@ _TOGETHER = 8192
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Aim:
-    """What a search goes by.
+    """The data and bounds of a search.
 
     Attributes:
         limit_D: Bytes that a device may hold.
-        byte_us: What a byte moved counts in the score.
+        byte_us: Price of a byte moved, in the score.
         owners_max: Owners that a bucket may have in the group, those that leave included.
     """
 
@@ -79,7 +79,7 @@ class Options:
 
     Attributes:
         focus_F: The buckets.
-        now_F: Of each, the option that holds.
+        now_F: The option that holds, of each.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Options:
                 owned_D[list(chosen)] = True
                 if (owned_D | instance.owned_DB[:, bucket]).sum() <= aim.owners_max:
                     kept.setdefault(owned_D.tobytes(), owned_D)
-            # What was held when all this began can always be gone back to.
+            # The owners of the beginning are always an option.
             before_D = instance.owned_DB[:, bucket]
             kept.setdefault(before_D.tobytes(), before_D)
             owned.append(list(kept.values()))
@@ -139,7 +139,7 @@ class Options:
         self.bytes_FOD = owned_FOD * instance.bytes_B[focus_F][:, None, None]
         fresh_FOD = self.owned_FOD & ~instance.owned_DB.T[focus_F][:, None, :]
         self.moved_FO = fresh_FOD.sum(axis=2) * weights_B(instance)[focus_F][:, None]
-        # What all other buckets add; `start` sets it.
+        # The contribution of all other buckets; `start` sets it.
         self._time_D = np.zeros(len(instance.node_D))
         self._sent_TNN = np.zeros((len(instance.tables), *(len(instance.nodes_N),) * 2))
         self._bytes_D = np.zeros(len(instance.node_D))
@@ -304,7 +304,7 @@ class Options:
         """Make the best replacement of one or two options; False if none gains `least`.
 
         Args:
-            pairs: How many of the best replacements are tried in pairs.
+            pairs: Number of the best replacements that are tried in pairs.
             least: Gain in the score below which nothing is done.
         """
         now = self.value()

@@ -15,14 +15,14 @@ from embertide.v1 import plan_pb2
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """What a planner goes by. Topology and tier budgets are those of the plan.
+    """The facts that a planner goes by. Topology and tier budgets are those of the plan.
 
     Attributes:
         plan: Today's plan, from which as little as possible should move.
         layout: The same, bucket by bucket; nothing joins or leaves.
-        workload: What was measured under it.
+        workload: The work measured under it.
         shunned: Positions of nodes that shall get nothing.
-        prices: What work costs a node, as fitted to this fleet.
+        prices: Prices of a node's work, as fitted to this fleet.
         filled: Share of a device's budgets that planners may fill.
         limit_s: Time that the planner has; one that searches stops well before.
     """
@@ -38,15 +38,15 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """What a planner makes of it.
+    """A planner's answer to a problem.
 
     Attributes:
         owners: The new owners of the buckets that change.
         explanation: For people: what it went by, what it moves and why.
         hot_rows: Room for hot rows of the tables for which it is to change (plan/hot.py).
         tier_shares: Shares of tiers that are to change (plan/shares.py).
-        before: What today's plan costs; None: planners need not say (plan/cost.py does).
-        after: What the proposed one costs, likewise.
+        before: Cost of today's plan; None: planners need not say (plan/cost.py does).
+        after: Cost of the proposed one, likewise.
     """
 
     owners: Mapping[Bucket, tuple[Place, ...]]

@@ -19,7 +19,7 @@ _BYTE = 1.0  # buckets' bytes are measured, and sums of them rounded
 _TARGETS = 4  # devices with which buckets are exchanged
 
 
-class Placed(NamedTuple):
+class Placement(NamedTuple):
     """A placement and its value by the cost net; less is better, infinite if it does not fit."""
 
     owned_DB: Bools
@@ -27,7 +27,7 @@ class Placed(NamedTuple):
 
 
 class _Change(NamedTuple):
-    """What one candidate makes of a table."""
+    """One candidate's change of a table."""
 
     table: int
     owned_DB: Bools  # of the table's buckets
@@ -53,12 +53,12 @@ def fits(instance: Instance, owned_DB: Bools, owners_max: int) -> bool:
 
 
 def polished(
-    instance: Instance, costs: ShardCosts, placed: Placed, until: float, owners_max: int
-) -> Placed:
+    instance: Instance, costs: ShardCosts, placed: Placement, until: float, owners_max: int
+) -> Placement:
     """Return the placement improved until nothing does, or `until` has been spent."""
     polish = _Polish(instance, costs, placed.owned_DB, owners_max)
     polish.run(until)
-    return Placed(polish.owned_DB, polish.value)
+    return Placement(polish.owned_DB, polish.value)
 
 
 class _Polish:

@@ -1,4 +1,4 @@
-"""What work costs a node: the coefficients of the cost model (cost.py)."""
+"""The prices of a node's work: the coefficients of the cost model (cost.py)."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ KINDS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Prices:
-    """What work costs a node, in us of its time.
+    """The prices of a node's work, in us of its time.
 
     The defaults of keys, requests and calls were measured on one core of an AMD EPYC with requests
     over gRPC and rows of 64 bytes. Those of bytes are assumed: 10 GB/s from memory, 1.5 GB/s
@@ -38,10 +38,10 @@ class Prices:
         copied_us: A key that a copy of a hot row answers.
         asked_row_us: A key asked of a peer, whose row comes.
         asked_sum_us: A key asked of a peer that pools it.
-        answered_us: What a key looked up for a peer costs beside the lookup.
+        answered_us: A key looked up for a peer, beside the lookup.
         request_us: A request of the node's own clients, beside its keys.
-        call_us: What it costs the asker that a request needs a certain peer, beside its keys.
-        called_us: What the same costs that peer.
+        call_us: The need of a request for a certain peer, to the asker, beside its keys.
+        called_us: The same, to that peer.
         read_kib_us: 1,024 bytes of rows looked up here, beside the price of their keys.
         wire_kib_us: 1,024 bytes that come from a peer or go to one, likewise.
         base_us: Time a second that a node spends whatever is read.

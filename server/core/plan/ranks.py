@@ -1,4 +1,4 @@
-"""Who owns what in a trainer of several ranks: even by what a fleet reads of its buckets.
+"""The owners in a trainer of several ranks, even by the reads of a fleet.
 
 A trainer balances its ranks by the keys that it was asked for in the run before. A fleet that
 serves the model knows it before a first run: its reads are of the same keys.
@@ -15,11 +15,11 @@ from embertide.server.core.plan.layout import Bucket
 from embertide.v1 import node_pb2, plan_pb2
 
 FORMAT = "embertide ranks 1"
-"""Of the file that `embertide train --plan` takes (docs/formats.md, "Plan of a run")."""
-# What a key costs beside its row: its index entry.
+"""Format of the file that `embertide train --plan` takes (docs/formats.md, "Plan of a run")."""
+# A key's index entry, beside its row.
 _KEY_BYTES = 64
-# Of the mean bucket's cost, what one of which nothing was read gets: its keys may come.
-_LEAST_SHARE = 1e-3
+# Cost of a bucket that nobody read, as a share of the mean bucket's: its keys may come.
+_SHARE_MIN = 1e-3
 
 
 class RanksPlan(NamedTuple):
@@ -27,7 +27,7 @@ class RanksPlan(NamedTuple):
 
     Attributes:
         owners: By table name, the rank that owns each bucket.
-        unevenness: What the dearest rank has to do, over the mean.
+        unevenness: Work of the dearest rank, over the mean.
     """
 
     owners: dict[str, list[int]]
@@ -41,8 +41,8 @@ def for_ranks(
 
     Args:
         tables: With all their buckets.
-        loads: What was read of each bucket, by any node.
-        ranks: How many the trainer will have.
+        loads: Reads of each bucket, by any node.
+        ranks: Number of the trainer's ranks.
 
     Raises:
         RefusedError: Nothing was read, so nothing is known of any bucket.
@@ -60,7 +60,7 @@ def for_ranks(
     planned = list(tables)
     buckets = [(t.name, Bucket(t.id, b)) for t in planned for b in range(1 << t.bucket_bits)]
     cost_B = np.array([cost_of.get(at, 0) for _, at in buckets], np.float64)
-    cost_B += _LEAST_SHARE * cost_B.mean()
+    cost_B += _SHARE_MIN * cost_B.mean()
     rank_B = np.zeros(len(buckets), np.int64)
     for rank, members in enumerate(difference(cost_B.tolist(), ranks)):
         rank_B[members] = rank

@@ -37,7 +37,7 @@ from embertide.server.core.plan.instance import (
 from embertide.server.core.plan.layout import Bucket, Place, place_name
 from embertide.server.core.plan.layout import devices as devices_of
 from embertide.server.core.plan.planner import Problem, Proposal
-from embertide.server.core.plan.shares import LEAST_SHARE_BYTES, Shared, tier_budget
+from embertide.server.core.plan.shares import SHARE_BYTES_MIN, ShareKey, tier_budget
 from embertide.server.core.plan.tier_budgets import (
     Curve,
     estimate_missed,
@@ -48,8 +48,8 @@ from embertide.server.core.plan.workload import MissCurve
 from embertide.v1 import plan_pb2
 
 # Moving buckets must gain this share of the score.
-LEAST_WORTH = 0.02
-# Of the room of a device, what tables without a curve get.
+WORTH_MIN = 0.02
+# Share of a device's room that tables without a curve get.
 _FOR_OTHERS = 0.05
 # Scorings of an ownership in a second of the limit, for devices x tables of this number.
 _SCORED_A_SECOND = 100_000
@@ -110,7 +110,7 @@ class _Group:
             scaled = Curve(curve.bytes_P * count, curve.missed_P * reads_DT[device, table])
             tables.append(table)
             # A table that is smaller than the least share takes no more than it has.
-            curves.append(scaled.at_least(min(LEAST_SHARE_BYTES, float(scaled.bytes_P[-1]))))
+            curves.append(scaled.raised_to(min(SHARE_BYTES_MIN, float(scaled.bytes_P[-1]))))
         return tables, curves
 
     def room(self, device: int, tables: Sequence[int]) -> float:
@@ -191,7 +191,7 @@ class RecShard:
         groups = [_Group(problem, each) for each in instances(problem)]
         _check(problem, groups)
         owners: dict[Bucket, tuple[Place, ...]] = {}
-        shares: dict[Shared, int] = {}
+        shares: dict[ShareKey, int] = {}
         stories = []
         today = {at: held.owners for at, held in problem.layout.items()}
         limit_s = problem.limit_s / max(1, len(groups))
@@ -226,12 +226,12 @@ def _check(problem: Problem, groups: Sequence[_Group]) -> None:
 class _Given:
     """Shares of a group's devices, and what they leave to the SSDs."""
 
-    shares: dict[Shared, int]
+    shares: dict[ShareKey, int]
     missed_D: Floats
 
 
 def _shares(problem: Problem, group: _Group, owned_DB: Bools, limit_s: float) -> _Given:
-    shares: dict[Shared, int] = {}
+    shares: dict[ShareKey, int] = {}
     missed_D = np.zeros(len(group.room_D))
     devices = np.flatnonzero(group.shared_D)
     for device in devices:
@@ -242,7 +242,7 @@ def _shares(problem: Problem, group: _Group, owned_DB: Bools, limit_s: float) ->
             raise RefusedError(
                 Code.RESOURCE_EXHAUSTED,
                 f"device {place_name(problem.plan.topology, place)} has room for {room:,.0f} bytes "
-                f"of rows, and {len(tables)} tables need up to {LEAST_SHARE_BYTES:,} each; raise "
+                f"of rows, and {len(tables)} tables need up to {SHARE_BYTES_MIN:,} each; raise "
                 "its DDR budget",
             )
         if not tables:
@@ -250,26 +250,26 @@ def _shares(problem: Problem, group: _Group, owned_DB: Bools, limit_s: float) ->
         given_T = share_out(curves, room, limit_s / len(devices))
         missed_D[device] = missed(curves, given_T)
         budget = tier_budget(devices_of(problem.plan.topology)[place], plan_pb2.TIER_DDR)
-        for table, size in zip(tables, _at_least(given_T, budget), strict=True):
-            what = Shared(place, plan_pb2.TIER_DDR, problem.plan.tables[table].id)
+        for table, size in zip(tables, _raised_to_min(given_T, budget), strict=True):
+            what = ShareKey(place, plan_pb2.TIER_DDR, problem.plan.tables[table].id)
             shares[what] = int(size)
-    # What has a share on these devices and no curve any more gives it back.
+    # Tables with a share on these devices and no curve any more give it back.
     ours = {group.instance.places_D[device] for device in devices}
     for each in problem.plan.tier_shares:
-        what = Shared(Place(each.device.node, each.device.device), each.tier, each.table_id)
+        what = ShareKey(Place(each.device.node, each.device.device), each.tier, each.table_id)
         if what.device in ours:
             shares.setdefault(what, 0)
     return _Given(shares, missed_D)
 
 
-def _at_least(given_T: Floats, budget: float) -> Floats:
+def _raised_to_min(given_T: Floats, budget: float) -> Floats:
     """Raise small shares to the least that there is; the largest ones make up for it."""
-    raised_T = np.maximum(given_T, LEAST_SHARE_BYTES)
+    raised_T = np.maximum(given_T, SHARE_BYTES_MIN)
     beyond = float(raised_T.sum()) - budget
     for table in np.argsort(-raised_T, kind="stable"):
         if beyond <= 0:
             break
-        cut = min(beyond, float(raised_T[table]) - LEAST_SHARE_BYTES)
+        cut = min(beyond, float(raised_T[table]) - SHARE_BYTES_MIN)
         raised_T[table] -= cut
         beyond -= cut
     return raised_T
@@ -298,7 +298,7 @@ class _Search:
             tried, found_DB = self._descend(self._group.score(kicked_DB).value, kicked_DB)
             if tried < value * (1 - 1e-6):
                 value, best_DB = tried, found_DB
-        return best_DB if value < begun * (1 - LEAST_WORTH) else today_DB
+        return best_DB if value < begun * (1 - WORTH_MIN) else today_DB
 
     def _descend(self, value: float, owned_DB: Bools) -> tuple[float, Bools]:
         """Return the score and the owners where no step lowers the score any more."""

@@ -5,13 +5,15 @@ import scipy
 
 from embertide.server.core.plan.instance import Instance
 from embertide.server.core.plan.owner_options import weights_B
-from embertide.server.core.plan.polish import Placed, fits, pinned
+from embertide.server.core.plan.polish import Placement, fits, pinned
 from embertide.server.core.plan.shard_costs import ShardCosts
 
 _AS_GOOD = 1.0001
 
 
-def relabelled(instance: Instance, costs: ShardCosts, placed: Placed, owners_max: int) -> Placed:
+def relabelled(
+    instance: Instance, costs: ShardCosts, placed: Placement, owners_max: int
+) -> Placement:
     """Return the placement with devices exchanged, if as good: each keeps most of what it has."""
     open_D, free_B = instance.open_D, ~pinned(instance)
     placed_OB, today_OB = placed.owned_DB[open_D], instance.owned_DB[open_D]
@@ -24,4 +26,4 @@ def relabelled(instance: Instance, costs: ShardCosts, placed: Placed, owners_max
     if not fits(instance, owned_DB, owners_max):
         return placed
     value = float(costs.values(costs.all_contributions(owned_DB).sum(axis=0)[None])[0])
-    return Placed(owned_DB, value) if value <= placed.value * _AS_GOOD else placed
+    return Placement(owned_DB, value) if value <= placed.value * _AS_GOOD else placed

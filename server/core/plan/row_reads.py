@@ -1,4 +1,4 @@
-"""How reads fall to the rows of a table: a Zipf law fitted to the share of its hottest keys.
+"""The reads of a table's rows: a Zipf law fitted to the share of its hottest keys.
 
 Nodes report their hottest keys, and how many rows there are. Of the laws reads(rank) ~ rank^-s over
 those rows, one gives the hottest keys the share that was measured: s = 0 where all rows are alike.

@@ -1,4 +1,4 @@
-"""What shards cost by the learned cost net: tables' contributions to the devices of an instance.
+"""Costs of shards by the learned cost net: tables' contributions to the devices of an instance.
 
 A device's cost is that of the sum of its tables' contributions. So a planner that changes one table
 replaces one term; contributions of many ownerships of a table are evaluated at once. Letters of

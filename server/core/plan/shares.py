@@ -12,18 +12,18 @@ from embertide.server.core.plan.layout import Place, devices, owner, place, plac
 from embertide.v1 import plan_pb2
 
 # As kLeastDdrShareBytes of the store.
-LEAST_SHARE_BYTES = 64 * 1024
+SHARE_BYTES_MIN = 64 * 1024
 
 
-class Shared(NamedTuple):
-    """What a share is of; ascending as in a plan."""
+class ShareKey(NamedTuple):
+    """The device, tier and table of a share; ascending as in a plan."""
 
     device: Place
     tier: plan_pb2.Tier.ValueType
     table: int
 
 
-TierShares = Mapping[Shared, int]  # bytes
+TierShares = Mapping[ShareKey, int]  # bytes
 
 
 def tier_budget(device: plan_pb2.Device, tier: plan_pb2.Tier.ValueType) -> int:
@@ -31,9 +31,9 @@ def tier_budget(device: plan_pb2.Device, tier: plan_pb2.Tier.ValueType) -> int:
     return sum(each.budget_bytes for each in device.budgets if each.tier == tier)
 
 
-def shares_of(messages: Iterable[plan_pb2.TierShare]) -> dict[Shared, int]:
+def shares_of(messages: Iterable[plan_pb2.TierShare]) -> dict[ShareKey, int]:
     """Read shares; of one that stands twice the last counts."""
-    return {Shared(place(each.device), each.tier, each.table_id): each.bytes for each in messages}
+    return {ShareKey(place(each.device), each.tier, each.table_id): each.bytes for each in messages}
 
 
 def messages_of(shares: TierShares) -> list[plan_pb2.TierShare]:
@@ -46,7 +46,7 @@ def messages_of(shares: TierShares) -> list[plan_pb2.TierShare]:
     ]
 
 
-def _fault(plan: plan_pb2.Plan, what: Shared, size: int) -> str | None:
+def _fault(plan: plan_pb2.Plan, what: ShareKey, size: int) -> str | None:
     """Return why a device cannot give a share; None: it can, if others leave it room."""
     device = devices(plan.topology).get(what.device)
     if device is None:
@@ -54,14 +54,14 @@ def _fault(plan: plan_pb2.Plan, what: Shared, size: int) -> str | None:
     if what.tier != plan_pb2.TIER_DDR:
         name = plan_pb2.Tier.Name(what.tier).removeprefix("TIER_")
         return f"{name} cannot be shared out; only DDR can"
-    if size < LEAST_SHARE_BYTES:
-        return f"{size:,} bytes; at least {LEAST_SHARE_BYTES:,}"
+    if size < SHARE_BYTES_MIN:
+        return f"{size:,} bytes; at least {SHARE_BYTES_MIN:,}"
     if not tier_budget(device, plan_pb2.TIER_SSD):
         return "the device has no SSD tier, so that no row can leave DDR; give it an SSD budget"
     return None
 
 
-def _name(plan: plan_pb2.Plan, what: Shared) -> str:
+def _name(plan: plan_pb2.Plan, what: ShareKey) -> str:
     names = {table.id: table.name for table in plan.tables}
     table = repr(names.get(what.table, what.table))
     at = what.device
@@ -78,10 +78,10 @@ def check_shares(plan: plan_pb2.Plan, messages: Iterable[plan_pb2.TierShare]) ->
     """
     tables = {table.id for table in plan.tables}
     known = devices(plan.topology)
-    seen: set[Shared] = set()
+    seen: set[ShareKey] = set()
     shared_out: dict[Place, int] = {}
     for each in messages:
-        what = Shared(place(each.device), each.tier, each.table_id)
+        what = ShareKey(place(each.device), each.tier, each.table_id)
         if what.table not in tables:
             raise invalid(f"share of table {what.table}, which does not exist")
         if what in seen:
@@ -98,7 +98,7 @@ def check_shares(plan: plan_pb2.Plan, messages: Iterable[plan_pb2.TierShare]) ->
             )
 
 
-def changed(plan: plan_pb2.Plan, wanted: TierShares) -> dict[Shared, int]:
+def changed(plan: plan_pb2.Plan, wanted: TierShares) -> dict[ShareKey, int]:
     """Return those of `wanted` that differ from the plan.
 
     Raises:
@@ -111,7 +111,7 @@ def changed(plan: plan_pb2.Plan, wanted: TierShares) -> dict[Shared, int]:
     return new
 
 
-def before(plan: plan_pb2.Plan, of: Iterable[Shared]) -> dict[Shared, int]:
+def before(plan: plan_pb2.Plan, of: Iterable[ShareKey]) -> dict[ShareKey, int]:
     """Return what a plan says of shares."""
     now = shares_of(plan.tier_shares)
     return {what: now.get(what, 0) for what in of}
@@ -141,5 +141,5 @@ def drop_impossible(plan: plan_pb2.Plan) -> None:
     plan.tier_shares.extend(messages_of(kept))
 
 
-def _with(now: TierShares, wanted: TierShares) -> dict[Shared, int]:
+def _with(now: TierShares, wanted: TierShares) -> dict[ShareKey, int]:
     return {what: size for what, size in {**now, **wanted}.items() if size}

@@ -94,7 +94,7 @@ def _rounded(ideal_D: Floats, total: int, sites: Sequence[Site]) -> Ints:
     """Round to whole numbers of that sum, by largest remainder."""
     ideal_D = ideal_D * (total / ideal_D.sum())
     counts_D: Ints = np.floor(ideal_D + 1e-9).astype(np.int64)
-    # Of equal remainders, first devices come before second ones: few buckets meet all nodes.
+    # Where remainders are equal, first devices come before second ones: few buckets meet all nodes.
     order = sorted(
         range(len(sites)),
         key=lambda at: (

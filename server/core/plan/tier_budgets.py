@@ -27,7 +27,7 @@ POINTS_MAX = 20_000
 
 
 class Curve(NamedTuple):
-    """What one table reads from the SSD by the bytes that its rows may take in DDR.
+    """One table's reads from the SSD, by the bytes that its rows may take in DDR.
 
     Attributes:
         bytes_P: Ascending.
@@ -41,7 +41,7 @@ class Curve(NamedTuple):
         """Return what is missed in so many bytes: of points between two, the line between them."""
         return float(np.interp(size, self.bytes_P, self.missed_P))
 
-    def at_least(self, least: float) -> "Curve":
+    def raised_to(self, least: float) -> "Curve":
         """Return the curve of a table that takes no less than `least`."""
         beyond_P = self.bytes_P > least
         first = self.at(least)
@@ -112,7 +112,7 @@ def by_hulls(curves: Sequence[Curve], room: float) -> Floats:
     return given_T
 
 
-def least_missed(curves: Sequence[Curve], room: float) -> float:
+def min_missed(curves: Sequence[Curve], room: float) -> float:
     """Return a bound: what is missed if every curve were its hull, and steps could be cut."""
     missed = sum(float(curve.missed_P[0]) for curve in curves)
     room -= sum(float(curve.bytes_P[0]) for curve in curves)
@@ -125,7 +125,7 @@ def least_missed(curves: Sequence[Curve], room: float) -> float:
 def estimate_missed(curves: Sequence[Curve], room: float) -> float:
     """Return what the best shares miss: exactly for a few points, else the bound."""
     if math.prod(len(curve.bytes_P) for curve in curves) > _EXACT_MAX:
-        return least_missed(curves, room)
+        return min_missed(curves, room)
     sizes, total = np.zeros(1), np.zeros(1)
     for curve in curves:
         sizes = (sizes[:, None] + curve.bytes_P).reshape(-1)
@@ -181,5 +181,5 @@ def share_out(curves: Sequence[Curve], room: float, limit_s: float) -> Floats:
 
 def _spend_rest(curves: Sequence[Curve], given_T: Floats, room: float) -> Floats:
     """Give what is left to tables that can still use it."""
-    grown = [curve.at_least(size) for curve, size in zip(curves, given_T, strict=True)]
+    grown = [curve.raised_to(size) for curve, size in zip(curves, given_T, strict=True)]
     return by_hulls(grown, room)

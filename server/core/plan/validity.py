@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
 
+from embertide._common.quoting import check_text, is_name, shown
 from embertide.server.core.errors import RefusedError, invalid
 from embertide.server.core.plan.hot import check_hot_rows
 from embertide.server.core.plan.layout import (
@@ -41,6 +42,23 @@ def check_name(what: str, name: str) -> None:
         raise invalid(f"{what} {name[:80]!r} is {size} bytes; use 1 to {NAME_BYTES_MAX}")
 
 
+def check_model_name(name: str) -> None:
+    """Prove that a name may be a model's."""
+    check_name("model", name)
+    try:
+        check_text("model", name)
+    except ValueError as error:
+        raise invalid(str(error)) from error
+
+
+def check_node_name(what: str, name: str) -> None:
+    """Prove that a name may be a node's: it becomes a part of keys, labels and file names."""
+    if not is_name(name) or len(name) > NAME_BYTES_MAX:
+        raise invalid(
+            f"{what} {shown(name)} is no name; use 1 to {NAME_BYTES_MAX} of A-Z a-z 0-9 . _ -"
+        )
+
+
 def check_tables(tables: Sequence[plan_pb2.PlannedTable]) -> None:
     """Prove that tables can be planned for."""
     if not tables:
@@ -60,7 +78,7 @@ def check_tables(tables: Sequence[plan_pb2.PlannedTable]) -> None:
 
 def check_node(node: plan_pb2.Node) -> None:
     """Prove that a node can be planned for."""
-    check_name("node", node.name)
+    check_node_name("node", node.name)
     port = _ADDRESS.fullmatch(node.address)
     if len(node.address) > ADDRESS_BYTES_MAX or not port or not 0 < int(port[1]) < 1 << 16:
         raise invalid(f"node {node.name!r}: address is {node.address[:80]!r}; use HOST:PORT")
@@ -79,7 +97,7 @@ def check_node(node: plan_pb2.Node) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Machines:
-    """What rules 2 and 3 ask of the topology. `groups` are those that must own every bucket."""
+    """The topology as rules 2 and 3 need it. `groups` are those that must own every bucket."""
 
     device_counts: Sequence[int]
     group_of: Sequence[int]

@@ -25,7 +25,7 @@ _FEW = 1e-6  # keys a second
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Wire:
-    """What keys asked come to, table by table.
+    """The calls and bytes of keys asked, table by table.
 
     Attributes:
         key_bytes_T: Bytes of a key sent, with its row as far as rows come back.

@@ -1,4 +1,4 @@
-"""What was measured, and what a plan makes of it: reads and bytes of every device."""
+"""The measured work, and every device's reads and bytes by a plan."""
 
 import dataclasses
 import functools
@@ -14,21 +14,21 @@ from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
 
 class Work(NamedTuple):
-    """What one node did for one bucket in the last load window."""
+    """One node's work for one bucket in the last load window."""
 
     reads: int = 0
     bytes: int = 0
 
 
 class TableTraits(NamedTuple):
-    """What measurements say of a table.
+    """The measurements of a table.
 
     Attributes:
         row_bytes: Payload bytes of a row, as read.
         wire_bytes: Bytes that a key asked of a peer costs, request and answer together.
-        sum_share: Of the keys asked of peers, those whose bags the owner pools; 0 for sequences.
-        tier_share: Of the keys looked up, those found in HBM, DDR and SSD; the rest have no row.
-        sent_share: Of the keys asked of peers, those that are sent: one that a request asks for
+        sum_share: Share of the keys asked of peers whose bags the owner pools; 0 for sequences.
+        tier_share: Shares of the keys looked up that HBM, DDR and SSD have; the rest have no row.
+        sent_share: Share of the keys asked of peers that are sent: one that a request asks for
             twice is sent once.
         bag_keys: Mean keys of a bag of pooled keys; 1: unknown, or bags of one.
         vector_bytes: Bytes of a row or sum that a peer returns, with all that goes with it.
@@ -50,7 +50,7 @@ class TableTraits(NamedTuple):
 
 
 class MissCurve(NamedTuple):
-    """What part of a table's keys looked up on a device is read from its SSD, by room in DDR.
+    """The share of a table's lookups on a device that its SSD answers, by room in DDR.
 
     Attributes:
         bytes_P: Bytes of DDR that its rows there may take, ascending; the first is 0.
@@ -63,7 +63,7 @@ class MissCurve(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Asking:
-    """What each node's own requests want: N nodes of the topology, B buckets ascending, T tables.
+    """The keys that each node's own requests want: N nodes in order, B buckets ascending, T tables.
 
     Attributes:
         wanted_NB: Keys a second, wherever they are answered.
