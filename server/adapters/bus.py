@@ -1,4 +1,4 @@
-"""The bus as the control plane sees it: the newest version that a publisher committed."""
+"""The bus as the control plane sees it: the newest committed version, and who publishes."""
 
 import contextlib
 import threading
@@ -9,14 +9,16 @@ import redis
 from google.protobuf.message import DecodeError
 
 from embertide.server.adapters.redis import connect
-from embertide.v1 import update_pb2
+from embertide.v1 import control_pb2, update_pb2
 
 _TIMEOUT_S = 0.5
 _FRESH_S = 1.0
+_MODELS_MAX = 256
+_SIGN_KEPT_MS = 7 * 86_400_000  # docs/formats.md, "Bus": its age is what is gone of that
 
 
 class Bus:
-    """The newest commit, as of a second ago at most. Thread-safe.
+    """The newest commit and the trainer, as of a second ago at most. Thread-safe.
 
     Attributes:
         missed: Times that the Redis did not answer.
@@ -32,26 +34,59 @@ class Bus:
         self._commits = f"e:{{{model}:commit}}:log"  # docs/formats.md, "Bus"
         self._lock = threading.Lock()
         self._asked_s = -_FRESH_S
+        self._trainer = f"e:{{{model}:commit}}:trainer"
         self._newest: update_pb2.Version | None = None
+        self._sign: control_pb2.TrainerStatus | None = None
         self.missed = 0
 
     def newest(self) -> update_pb2.Version | None:
         """Return the newest committed version; None: there is none, or the bus does not answer."""
         with self._lock:
-            if time.monotonic() - self._asked_s >= _FRESH_S:
-                self._newest = None
-                try:
-                    self._newest = self._ask()
-                except (redis.RedisError, DecodeError):
-                    self.missed += 1
-                self._asked_s = time.monotonic()
+            self._look()
             return self._newest
 
-    def _ask(self) -> update_pb2.Version | None:
-        entries: Any = self._redis.xrevrange(self._commits, count=1)
+    def trainer(self) -> control_pb2.TrainerStatus | None:
+        """Return who trains; None: nobody has for a week, or the bus does not answer."""
+        with self._lock:
+            self._look()
+            return self._sign
+
+    def _look(self) -> None:
+        if time.monotonic() - self._asked_s < _FRESH_S:
+            return
+        self._newest = self._sign = None
+        try:
+            self._ask()
+        except (redis.RedisError, DecodeError):
+            self.missed += 1
+        self._asked_s = time.monotonic()
+
+    def _ask(self) -> None:
+        pipe: Any = self._redis.pipeline(transaction=False)
+        pipe.xrevrange(self._commits, count=1)
+        pipe.get(self._trainer)
+        pipe.pttl(self._trainer)
+        entries, sign, left_ms = pipe.execute()
         for _, fields in entries:
-            return update_pb2.GlobalCommit.FromString(fields[b"m"]).version
-        return None
+            self._newest = update_pb2.GlobalCommit.FromString(fields[b"m"]).version
+        if sign is not None:
+            self._sign = control_pb2.TrainerStatus(
+                sign=update_pb2.TrainerSign.FromString(sign),
+                age_ms=max(0, _SIGN_KEPT_MS - left_ms),
+            )
+
+    def models(self) -> list[str]:
+        """Return the models of which a trainer has left a sign on this bus, ascending, 256 at most.
+
+        Raises:
+            redis.RedisError: It does not answer.
+        """
+        found: set[str] = set()
+        for key in self._redis.scan_iter(match="e:{*:commit}:trainer", count=1000):
+            found.add(key.decode("utf-8", "replace")[len("e:{") : -len(":commit}:trainer")])
+            if len(found) == _MODELS_MAX:
+                break
+        return sorted(found)
 
     def close(self) -> None:
         """End the connection."""

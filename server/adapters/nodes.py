@@ -2,15 +2,18 @@
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 
 from embertide.server.adapters.tls import TlsFolder, dial
 from embertide.server.core.loads import HOT_KEYS_MAX
 from embertide.v1 import node_pb2, node_pb2_grpc
+
+Answer = TypeVar("Answer")
 
 _DEADLINE_S = 2.0
 _EXPLAIN_S = 1.0
@@ -39,9 +42,16 @@ class Nodes:
 
     def loads(self, addresses: Mapping[str, str]) -> dict[str, node_pb2.NodeServiceGetLoadResponse]:
         """Ask nodes, by name, for their load; one that does not answer in 2 s is left out."""
+        return self._ask(self._load, addresses)
+
+    def epochs(self, addresses: Mapping[str, str]) -> dict[str, int]:
+        """Ask nodes, by name, for the plan that they act by; one that is silent is left out."""
+        return self._ask(self._epoch, addresses)
+
+    def _ask(self, ask: Callable[..., Answer], addresses: Mapping[str, str]) -> dict[str, Answer]:
         metadata = self._metadata()
         asked = {
-            name: self._pool.submit(self._load, self._channel(address), metadata)
+            name: self._pool.submit(ask, self._channel(address), metadata)
             for name, address in addresses.items()
         }
         answers = {}
@@ -96,6 +106,15 @@ class Nodes:
             request, timeout=_DEADLINE_S, metadata=metadata
         )
         return answer
+
+    @staticmethod
+    def _epoch(channel: grpc.Channel, metadata: tuple[tuple[str, str | bytes], ...]) -> int:
+        stub = node_pb2_grpc.NodeServiceStub(channel)
+        request = node_pb2.NodeServiceGetStatusRequest()
+        answer: node_pb2.NodeServiceGetStatusResponse = stub.GetStatus(
+            request, timeout=_DEADLINE_S, metadata=metadata
+        )
+        return answer.plan_epoch
 
     def close(self) -> None:
         """End all calls."""

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,12 +11,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
+from embertide._common.errors import OperatingError
+
 _STOP_TIMEOUT_S = 30.0
 _interrupted = False
 
 
-class ProcessError(RuntimeError):
+class ProcessError(OperatingError):
     """A process could not be started; the message says why and what to do."""
+
+
+class UsageError(ProcessError):
+    """What was asked for cannot work, however often it is tried."""
+
+    exit_status = 2
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
@@ -39,6 +48,16 @@ def check_interrupt() -> None:
         raise KeyboardInterrupt
 
 
+def how_ended(code: int) -> str:
+    """Return how a process ended, by its return code: `signal 11 (SIGSEGV)`, or `code 1`."""
+    if code >= 0:
+        return f"code {code}"
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"signal {-code}"
+
+
 def free_ports(count: int) -> list[int]:
     """Return ports that nobody listens on now."""
     sockets = [socket.socket() for _ in range(count)]
@@ -52,18 +71,36 @@ def free_ports(count: int) -> list[int]:
 
 
 def check_port(what: str, host: str, port: int) -> None:
-    """Prove that `port` can be listened on.
+    """Prove that `port` of an address or a name of this machine can be listened on.
 
     Raises:
-        ProcessError: Somebody listens there, or the system refuses it.
+        ProcessError: Somebody listens there, or it is no port or address of this machine.
     """
-    with socket.socket() as probe:
+    if not 0 <= port <= 65535:
+        raise ProcessError(f"{what} port {port} is none: give one from 1 to 65535")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise ProcessError(
+            f"{what}: {host!r} is no address to listen on: give one of this machine, as 127.0.0.1, "
+            "::1 or 0.0.0.0"
+        ) from error
+    with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind(address)
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise ProcessError(
+                    f"{what}: {host} is no address of this machine: give one that it has (`ip addr`"
+                    " lists them)"
+                ) from error
             if error.errno != errno.EADDRINUSE:
-                raise ProcessError(f"{what} port {port}: {error.strerror}") from error
+                raise ProcessError(
+                    f"{what} port {port} of {host}: {error.strerror}; give another"
+                ) from error
             raise ProcessError(
                 f"{what} port {port} is in use on {host}: stop what listens there "
                 f"(ss -ltnp 'sport = :{port}') or choose another port"
@@ -131,6 +168,19 @@ class Child(Stopped):
     def log_text(self) -> str:
         """Return the log so far."""
         return self.log.read_text(errors="replace")
+
+    def send(self, signum: signal.Signals) -> None:
+        """Send it a signal, and do not wait; does nothing if it ended already."""
+        self._process.send_signal(signum)
+
+    def traced_by(self) -> int:
+        """Return the process that debugs it; 0: none does, or it ended."""
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return 0
+        found = re.search(r"^TracerPid:\s*(\d+)$", status, re.MULTILINE)
+        return int(found[1]) if found else 0
 
     def kill(self) -> None:
         """End it as a crash would, and wait."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embertide import _store
+from embertide._common.quoting import check_name
 
 
 def schema_of(snapshot: Path) -> str:
@@ -35,6 +36,17 @@ def schema_of(snapshot: Path) -> str:
     heads = {"heads": manifest["heads"]} if manifest.get("heads") else {}
     bins = {"bins": found} if (found := _bins(snapshot, manifest)) else {}
     return json.dumps({"features": features, "dense": dense, **heads, **bins}, ensure_ascii=False)
+
+
+def model_of(snapshot: Path) -> str:
+    """Return the name that a snapshot's model has.
+
+    Raises:
+        OSError: The snapshot has no manifest.
+        ValueError: It says none, or one that is no name.
+    """
+    manifest = json.loads((snapshot / "manifest.json").read_text(encoding="utf-8"))
+    return check_name("model", str(manifest.get("model", "")))
 
 
 def _bins(snapshot: Path, manifest: dict[str, Any]) -> list[dict[str, Any]]:

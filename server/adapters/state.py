@@ -4,8 +4,11 @@ Each commit is one Lua script, so that the term, the epoch and all that is writt
 whose term is not the highest, or whose plan does not follow the newest, changes nothing.
 """
 
+import itertools
+import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,14 +16,21 @@ from typing import Any
 import redis
 from google.protobuf.message import Message
 
+from embertide._common.redis_url import cause_of
 from embertide.server.adapters.redis import connect
-from embertide.server.core.errors import StateUnavailableError, SupersededError
+from embertide.server.core.errors import (
+    RefusedError,
+    StateLostError,
+    StateUnavailableError,
+    SupersededError,
+)
 from embertide.server.core.plan.chunks import Part, Written, parts_of, read, written
 from embertide.server.core.plan.layout import LaidPlan
+from embertide.server.core.plan.names import names_of
 from embertide.server.core.state import (
     LEASE_MS,
     PLANS_KEPT,
-    Saved,
+    SavedState,
     Writes,
     is_large,
     moves_alone,
@@ -28,30 +38,32 @@ from embertide.server.core.state import (
 )
 from embertide.v1 import control_pb2, plan_pb2
 
+_log = logging.getLogger(__name__)
 _TIMEOUT_S = 2.0
 _READ_AGAIN = 5  # times that a plan is read which moved on meanwhile
 
 # KEYS: term, epoch, nodes, operations, decisions, settings, the plan's, the plan's that goes,
-# moves, those of the plan's new parts, those of the parts that go.
-# ARGV: term, epoch before, plan or "", settings or "", number of new parts, their bytes, number of
-# fields of nodes, then (name, bytes) each, then the same for operations, decisions and moves; empty
-# bytes remove a field.
+# moves, the store's id, those of the plan's new parts, those of the parts that go.
+# ARGV: term, epoch before ("any": it may be any), plan or "", settings or "", the store's id, the
+# plan's epoch, number of new parts, their bytes, number of fields of nodes, then (name, bytes)
+# each, then the same for operations, decisions and moves; empty bytes remove a field.
 _COMMIT = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then
-  return {'term', redis.call('GET', KEYS[1]) or 'none'}
-end
+local id = redis.call('GET', KEYS[10])
+if id ~= ARGV[5] then return {'id', id or ''} end
+local term = redis.call('GET', KEYS[1]) or '0'
+if term ~= ARGV[1] then return {'term', term} end
 if ARGV[3] ~= '' then
   local epoch = redis.call('GET', KEYS[2]) or '0'
-  if epoch ~= ARGV[2] then return {'epoch', epoch} end
+  if ARGV[2] ~= 'any' and epoch ~= ARGV[2] then return {'epoch', epoch} end
   redis.call('SET', KEYS[7], ARGV[3])
-  redis.call('SET', KEYS[2], string.format('%.0f', tonumber(epoch) + 1))
+  redis.call('SET', KEYS[2], ARGV[6])
   redis.call('DEL', KEYS[8])
-  local new = tonumber(ARGV[5])
-  for i = 1, new do redis.call('SET', KEYS[9 + i], ARGV[5 + i]) end
-  for i = 10 + new, #KEYS do redis.call('DEL', KEYS[i]) end
+  local new = tonumber(ARGV[7])
+  for i = 1, new do redis.call('SET', KEYS[10 + i], ARGV[7 + i]) end
+  for i = 11 + new, #KEYS do redis.call('DEL', KEYS[i]) end
 end
 if ARGV[4] ~= '' then redis.call('SET', KEYS[6], ARGV[4]) end
-local at = 6 + tonumber(ARGV[5])
+local at = 8 + tonumber(ARGV[7])
 for _, which in ipairs({3, 4, 5, 9}) do
   local last = at + 2 * tonumber(ARGV[at])
   for i = at + 1, last, 2 do
@@ -64,30 +76,62 @@ return {'done', ''}
 """
 
 
-# KEYS: term, lease. ARGV: what, term, holder, ms. The key `lease` expires by Redis' own clock, so
-# that no two machines have to agree on the time.
+# KEYS: term, lease, the store's id. ARGV: what, term, holder, ms, a new id, the id as it was when
+# the term was taken. The key `lease` expires by Redis' own clock, so that no two machines have to
+# agree on the time. `restore` takes a term in a store that lost its keys, unless another has done
+# so since: then the store has an id again. It may come again with the same new id, if what was to
+# be written then was not.
 _LEASE = """
 local term = redis.call('GET', KEYS[1]) or '0'
+local id = redis.call('GET', KEYS[3])
 if ARGV[1] == 'try' then
   local leader = redis.call('GET', KEYS[2])
-  if leader then return {'0', leader} end
+  if leader then return {'0', leader, ''} end
 end
 if ARGV[1] == 'take' or ARGV[1] == 'try' then
   term = string.format('%.0f', redis.call('INCR', KEYS[1]))
-elseif term ~= ARGV[2] then
-  return {term, ''}
+elseif ARGV[1] == 'restore' then
+  local leader = redis.call('GET', KEYS[2])
+  local ours = id == ARGV[5] and (not leader or leader == ARGV[3])
+  if id and not ours and (id ~= ARGV[6] or term ~= ARGV[2]) then return {term, '', ''} end
+  term = string.format('%.0f', math.max(tonumber(term), tonumber(ARGV[2])) + 1)
+  redis.call('SET', KEYS[1], term)
+elseif id ~= ARGV[6] or term ~= ARGV[2] then
+  return {term, '', id or ''}
 elseif ARGV[1] == 'release' then
   redis.call('DEL', KEYS[2])
-  return {term, ''}
+  return {term, '', id}
+end
+if not id then
+  id = ARGV[5]
+  redis.call('SET', KEYS[3], id)
 end
 redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])
-return {term, ''}
+return {term, '', id}
 """
 
 
-def _check_follows(plan: LaidPlan | None, epoch: int) -> None:
-    if plan is not None and plan.head.epoch != epoch + 1:
-        raise SupersededError(f"plan {plan.head.epoch} does not follow epoch {epoch}")
+def _check(ours: int, our_id: str, term: int, id: str) -> None:
+    """Prove that a term of ours, taken in a store of an id, is the highest in that store.
+
+    Raises:
+        SupersededError: Another was taken.
+        StateLostError: It is another store, or one without an id: it lost its keys.
+    """
+    if id != our_id:
+        raise StateLostError(
+            f"another control plane has begun anew in it, with term {term}" if id else "all of them"
+        )
+    if term > ours:
+        raise SupersededError(f"term {term} was taken after {ours}")
+    if term < ours:
+        raise StateLostError(f"its term is {term}, and was {ours}")
+
+
+def _check_follows(plan: LaidPlan, epoch: int) -> None:
+    if plan.head.epoch != epoch + 1:
+        # Nobody but us has written since our term, and we wrote no such epoch.
+        raise StateLostError(f"its plan is {epoch}, and was {plan.head.epoch - 1}")
 
 
 Fields = dict[str, bytes | None]
@@ -126,6 +170,21 @@ def _records(
         found[id] = control_pb2.OperationRecord.FromString(moves.get(id, b""))
         found[id].MergeFromString(each)
     return found
+
+
+def _saved(saved: SavedState, plan_of: Callable[[int], LaidPlan | None]) -> SavedState:
+    """Name the nodes of records that a build before wrote, as far as their plans are kept."""
+    names: dict[int, list[str]] = {}
+    oldest = saved.plan.epoch - PLANS_KEPT if saved.plan is not None else 0
+    for record in saved.operations.values():
+        epoch = record.operation.base_epoch or record.request.target.base_epoch
+        if record.nodes or not epoch or epoch <= oldest:
+            continue
+        if epoch not in names:
+            plan = plan_of(epoch)
+            names[epoch] = names_of(plan.head.topology) if plan is not None else []
+        record.nodes.extend(names[epoch])
+    return saved
 
 
 class _Plans:
@@ -174,6 +233,15 @@ class MemoryState:
     def __init__(self) -> None:
         """Begin empty."""
         self._lock = threading.Lock()
+        self._ids = itertools.count(1)
+        self._terms: dict[int, str] = {}  # id of the store in which each term was taken last
+        # Id and term of the restoration by whoever had a term: it may come again.
+        self._restored: dict[int, tuple[str, int]] = {}
+        self.lose()
+
+    def lose(self) -> None:
+        """Lose all keys, as a Redis that is flushed."""
+        self._id = ""
         self._term = 0
         self._lease = (0.0, "")  # until when, and whose
         self._epoch = 0
@@ -192,7 +260,11 @@ class MemoryState:
             return self._take(holder)
 
     def _take(self, holder: str) -> int:
-        self._term += 1
+        # Above all that anybody took, also before a loss: several control planes share this
+        # object, and their terms alone tell them apart.
+        self._term = max(self._terms, default=0) + 1
+        self._id = self._id or f"store-{next(self._ids)}"
+        self._terms[self._term] = self._id
         self._lease = (time.monotonic() + LEASE_MS / 1000, holder)
         return self._term
 
@@ -206,9 +278,12 @@ class MemoryState:
     def renew(self, term: int, holder: str) -> bool:
         """Keep the lease of the highest term."""
         with self._lock:
-            if term == self._term:
-                self._lease = (time.monotonic() + LEASE_MS / 1000, holder)
-            return term == self._term
+            try:
+                self.check(term)
+            except SupersededError:
+                return False
+            self._lease = (time.monotonic() + LEASE_MS / 1000, holder)
+            return True
 
     def release(self, term: int) -> None:
         """End the lease of the highest term."""
@@ -220,34 +295,54 @@ class MemoryState:
         """Return the highest term taken."""
         return self._term
 
-    def load(self) -> Saved:
+    def check(self, term: int) -> None:
+        """Prove that a term is the highest, of this store."""
+        _check(term, self._terms[term], self._term, self._id)
+
+    def restore(self, term: int, holder: str, writes: Writes) -> int:
+        """Write all of it into a store that lost its keys."""
+        with self._lock:
+            now = self._id, self._term
+            if self._id and now not in ((self._terms[term], term), self._restored.get(term)):
+                raise SupersededError(f"term {self._term} was taken in a store without our keys")
+            new = self._take(holder)
+            self._restored[term] = self._id, new
+        self.commit(new, writes)
+        return new
+
+    def load(self, term: int = 0) -> SavedState:
         """Return what was written last."""
         with self._lock:
+            if term and self._id != self._terms[term]:
+                _check(term, self._terms[term], self._term, self._id)
             plan, head = self._plan(self._epoch)
             self._known.know(plan, head)
-            return Saved(
-                plan=plan,
-                nodes={
-                    name: control_pb2.RegisterNodeRequest.FromString(each)
-                    for name, each in self._nodes.items()
-                },
-                operations=_records(self._operations, self._moves),
-                decisions={
-                    id: control_pb2.Decision.FromString(each)
-                    for id, each in self._decisions.items()
-                },
-                settings=control_pb2.DriftSettings.FromString(self._settings)
-                if self._settings is not None
-                else None,
+            return _saved(
+                SavedState(
+                    plan=plan,
+                    nodes={
+                        name: control_pb2.RegisterNodeRequest.FromString(each)
+                        for name, each in self._nodes.items()
+                    },
+                    operations=_records(self._operations, self._moves),
+                    decisions={
+                        id: control_pb2.Decision.FromString(each)
+                        for id, each in self._decisions.items()
+                    },
+                    settings=control_pb2.DriftSettings.FromString(self._settings)
+                    if self._settings is not None
+                    else None,
+                ),
+                self.plan,
             )
 
     def commit(self, term: int, writes: Writes) -> None:
-        """Write all of it, or raise SupersededError."""
+        """Write all of it, or raise SupersededError or StateLostError."""
         with self._lock:
-            if term != self._term:
-                raise SupersededError(f"term {self._term} was taken after {term}")
-            _check_follows(writes.plan, self._epoch)
+            self.check(term)
             if writes.plan is not None:
+                if not writes.jumps:
+                    _check_follows(writes.plan, self._epoch)
                 new, gone = self._known.write(writes.plan, lambda epoch: self._plan(epoch)[1])
                 self._epoch = writes.plan.epoch
                 self._plans[self._epoch] = new.head.SerializeToString()
@@ -286,84 +381,117 @@ class MemoryState:
         return {part.name for part in self._parts}
 
 
-@contextmanager
-def _reached() -> Iterator[None]:
-    try:
-        yield
-    except redis.RedisError as error:
-        raise StateUnavailableError(str(error)) from error
-
-
 class RedisState:
     """The state of one model in a Redis."""
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str, model: str, why_away: Callable[[], str] = str) -> None:
         """Name the Redis and the model; connects when first asked.
+
+        Args:
+            url: Of the Redis.
+            model: Whose state it is.
+            why_away: Says why a Redis of our own is away, and what to do; empty: nothing is known.
 
         Raises:
             ValueError: The URL is not one of Redis.
         """
         # Asks once: a commit whose reply was lost would come again and be taken for another's.
         self._redis = connect(url, _TIMEOUT_S)
+        self._why_away = why_away
         self._prefix = f"c:{{{model}}}:"
+        self._id = ""  # of the store, as it was when we took a term last
+        self._next_id = uuid.uuid4().hex  # that we give to one that has none
         self._known = _Plans()
         self._commit = self._redis.register_script(_COMMIT)
         self._lease_script = self._redis.register_script(_LEASE)
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except redis.RedisError as error:
+            why = self._why_away() if isinstance(error, redis.ConnectionError) else ""
+            cause = f"is away: {why}" if why else cause_of("--state", error)
+            raise StateUnavailableError(f"state Redis {cause}") from error
 
     def _key(self, name: str) -> str:
         return self._prefix + name
 
     def _number(self, name: str) -> int:
-        with _reached():
+        with self._reached():
             value: Any = self._redis.get(self._key(name))
         return int(value or 0)
 
     def take_term(self, holder: str = "") -> int:
         """Take a term above all others and its lease."""
-        return int(self._lease("take", 0, holder)[0])
+        term, _, self._id = self._lease("take", 0, holder)
+        return term
 
     def try_term(self, holder: str) -> tuple[int, str]:
         """Take a term if nobody has a lease."""
-        term, leader = self._lease("try", 0, holder)
-        return int(term), leader.decode()
+        term, leader, id = self._lease("try", 0, holder)
+        if term:
+            self._id = id
+        return term, leader
 
     def renew(self, term: int, holder: str) -> bool:
         """Keep the lease of the highest term."""
-        return int(self._lease("renew", term, holder)[0]) == term
+        highest, _, id = self._lease("renew", term, holder)
+        try:
+            _check(term, self._id, highest, id)
+        except SupersededError:
+            return False
+        return True
 
     def release(self, term: int) -> None:
         """End the lease of the highest term."""
         self._lease("release", term, "")
 
-    def _lease(self, what: str, term: int, holder: str) -> tuple[bytes, bytes]:
-        """Return a term, and the holder of the lease where it is not ours."""
-        with _reached():
+    def _lease(self, what: str, term: int, holder: str) -> tuple[int, str, str]:
+        """Return a term, the holder of the lease where it is not ours, and the store's id."""
+        with self._reached():
             reply: Any = self._lease_script(
-                keys=[self._key("term"), self._key("lease")], args=[what, term, holder, LEASE_MS]
+                keys=[self._key("term"), self._key("lease"), self._key("id")],
+                args=[what, term, holder, LEASE_MS, self._next_id, self._id],
             )
-        return reply[0], reply[1]
+        return int(reply[0]), reply[1].decode(), reply[2].decode()
 
     def term(self) -> int:
         """Return the highest term taken."""
         return self._number("term")
 
-    def load(self) -> Saved:
+    def check(self, term: int) -> None:
+        """Prove that a term is the highest, of this store."""
+        with self._reached():
+            found: Any = self._redis.mget([self._key("term"), self._key("id")])
+        _check(term, self._id, int(found[0] or 0), (found[1] or b"").decode())
+
+    def restore(self, term: int, holder: str, writes: Writes) -> int:
+        """Write all of it into a store that lost its keys."""
+        new, _, id = self._lease("restore", term, holder)
+        if not id:
+            raise SupersededError(f"term {new} was taken in a store without our keys")
+        before, self._id = self._id, id
+        self._known.forget()
+        try:
+            self.commit(new, writes)
+        except RefusedError:
+            self._id = before  # nobody knows whether it was done: it is done again
+            raise
+        self._next_id = uuid.uuid4().hex
+        return new
+
+    def load(self, term: int = 0) -> SavedState:
         """Return what was written last."""
-        for _ in range(_READ_AGAIN):
-            epoch = self._number("epoch")
-            plan, head = self._plan(epoch) if epoch else (None, None)
-            if plan is not None or not epoch:
-                break
-        else:
-            raise StateUnavailableError(f"plan {epoch} is not whole in the state Redis")
+        plan, head = self._newest(self._id if term else "")
         self._known.know(plan, head)
-        with _reached():
+        with self._reached():
             nodes: Any = self._redis.hgetall(self._key("nodes"))
             operations: Any = self._redis.hgetall(self._key("operations"))
             moves: Any = self._redis.hgetall(self._key("moves"))
             decisions: Any = self._redis.hgetall(self._key("decisions"))
             settings: Any = self._redis.get(self._key("drift-settings"))
-        return Saved(
+        saved = SavedState(
             plan=plan,
             nodes={
                 name.decode(): control_pb2.RegisterNodeRequest.FromString(each)
@@ -378,18 +506,43 @@ class RedisState:
             },
             settings=control_pb2.DriftSettings.FromString(settings) if settings else None,
         )
+        return _saved(saved, self.plan)
+
+    def _newest(self, our_id: str) -> tuple[LaidPlan | None, plan_pb2.Plan | None]:
+        """Return the newest plan and its head; None: none was made, or the store lost it.
+
+        Raises:
+            StateLostError: The store is not the one in which we took a term.
+        """
+        last = None
+        for _ in range(_READ_AGAIN):
+            with self._reached():
+                found: Any = self._redis.mget([self._key("epoch"), self._key("id")])
+            if our_id and (id := (found[1] or b"").decode()) != our_id:
+                raise StateLostError("another has begun anew in it" if id else "all of them")
+            epoch = int(found[0] or 0)
+            plan, head = self._plan(epoch) if epoch else (None, None)
+            if plan is not None or not epoch:
+                return plan, head
+            if epoch == last:  # it did not move on while we read: it is not there
+                _log.error("plan %d is not in the state Redis any more, or not whole", epoch)
+                return None, None
+            last = epoch
+        raise StateUnavailableError(f"plan {epoch} moves on whenever it is read")
 
     def commit(self, term: int, writes: Writes) -> None:
-        """Write all of it, or raise SupersededError."""
+        """Write all of it, or raise SupersededError or StateLostError."""
         plan = writes.plan
         epoch = plan.epoch if plan is not None else 0
         new, gone = self._known.write(plan, self._head) if plan is not None else (None, [])
         parts = new.parts if new is not None else {}
         arguments: list[str | bytes | int] = [
             term,
-            max(epoch - 1, 0),
+            "any" if writes.jumps else max(epoch - 1, 0),
             new.head.SerializeToString() if new is not None else b"",
             writes.settings.SerializeToString() if writes.settings is not None else b"",
+            self._id,
+            epoch,
             len(parts),
             *parts.values(),
         ]
@@ -400,19 +553,23 @@ class RedisState:
             for name, each in fields.items():
                 arguments += [name, each or b""]
         names = ["term", "epoch", "nodes", "operations", "decisions", "drift-settings"]
-        names += [f"plan:{epoch}", f"plan:{epoch - PLANS_KEPT}", "moves"]
+        names += [f"plan:{epoch}", f"plan:{epoch - PLANS_KEPT}", "moves", "id"]
         names += [f"chunk:{part.name}" for part in (*parts, *gone)]
         try:
-            with _reached():
+            with self._reached():
                 reply: Any = self._commit(keys=[self._key(name) for name in names], args=arguments)
         except StateUnavailableError:
             self._known.forget()
             raise
         what, value = (part.decode() for part in reply)
+        if what != "done":
+            self._known.forget()
+        if what == "id":
+            _check(term, self._id, 0, value)
         if what == "term":
-            raise SupersededError(f"term {value} was taken after {term}")
-        if what == "epoch":
-            raise SupersededError(f"plan {epoch} does not follow epoch {value}")
+            _check(term, self._id, int(value), self._id)
+        if what == "epoch" and plan is not None:
+            _check_follows(plan, int(value))
         if plan is not None and new is not None:
             self._known.wrote(plan, new)
 
@@ -421,7 +578,7 @@ class RedisState:
         return self._plan(epoch)[0]
 
     def _head(self, epoch: int) -> plan_pb2.Plan | None:
-        with _reached():
+        with self._reached():
             found: Any = self._redis.get(self._key(f"plan:{epoch}"))
         return plan_pb2.Plan.FromString(found) if found is not None else None
 
@@ -433,7 +590,7 @@ class RedisState:
         parts = parts_of(head)
         found: Any = []
         if parts:
-            with _reached():
+            with self._reached():
                 found = self._redis.mget([self._key(f"chunk:{part.name}") for part in parts])
         if None in found:
             return None, None

@@ -7,7 +7,6 @@
 Files that change hold for connections that are made from then on; nothing is restarted.
 """
 
-import ipaddress
 import logging
 import ssl
 import threading
@@ -66,11 +65,11 @@ class TlsFolder:
             raise TlsError(
                 f"TLS: {at} and {key} are no certificate and key in PEM that belong together"
                 if at is certificate
-                else f"TLS: {at} holds no certificate in PEM"
+                else f"TLS: {at} holds no certificate in PEM; give another file"
             ) from error
         except OSError as error:
             raise TlsError(
-                f"TLS: {at}: {error.strerror}; the folder must have {', '.join(_NAMES)}"
+                f"TLS: {at}: {error.strerror}; have in the folder {', '.join(_NAMES)}"
             ) from error
         return shown, secret, believed
 
@@ -126,18 +125,11 @@ class TlsFolder:
 def dial(
     address: str, tls: TlsFolder | None, options: "list[tuple[str, object]] | None" = None
 ) -> grpc.Channel:
-    """Return a channel to an address; without TLS it is plain text."""
+    """Return a channel to an address; without TLS it is plain text.
+
+    No proxy that the environment names is asked: it would read tokens.
+    """
+    options = [("grpc.enable_http_proxy", 0), *(options or ())]
     if tls is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, tls.channel(), options=options)
-
-
-def of_this_machine(address: str) -> bool:
-    """Whether nobody but this machine reaches an address, HOST:PORT."""
-    if address.startswith(("unix:", "unix-abstract:")):
-        return True
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -1,86 +1,65 @@
 """A tritonserver on this machine: its model repository, its process.
 
-The server is the one in the wheel ``nvidia-pytriton``, which is found, never imported.
 ``write_model`` writes a model directory for a snapshot; ``TritonServer`` starts a process over a
-repository, waits until it is ready, and stops it.
+repository, waits until it is ready, and stops it. Which program that is, `installation` says.
 """
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import os
+import re
+import shutil
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import grpc
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from embertide import server
-from embertide.server.adapters.process import Child, ProcessError, Stopped, check_port
+from embertide._common.addresses import join_address
+from embertide._common.direct_http import open_url
+from embertide._common.private import temporary_folder
+from embertide._common.quoting import protobuf_text
+from embertide.server.adapters import known_holes, server_command
+from embertide.server.adapters.installation import find_installation
+from embertide.server.adapters.process import Child, Stopped, check_port
+from embertide.server.adapters.server_command import ADMIN_HEADER as ADMIN_HEADER
+from embertide.server.adapters.server_command import GRPC_ADMIN_HEADER as GRPC_ADMIN_HEADER
+from embertide.server.adapters.server_command import PACKAGE
+from embertide.server.adapters.server_command import Front as Front
+from embertide.server.adapters.server_command import ServerOptions as ServerOptions
+from embertide.server.adapters.server_command import TritonError as TritonError
+
+if TYPE_CHECKING:
+    from embertide._common.kserve import Line
+    from embertide.server.adapters.tiny_inference import TinyInference
 
 BACKEND = "embertide"
 _LIBRARY = f"libtriton_{BACKEND}.so"
-# Triton's APIs that change what it serves, map memory of the machine, or write files. Requests for
-# scores need none of them.
-_OPERATORS_APIS = "model-repository,shared-memory,trace,logging"
-ADMIN_HEADER = "embertide-admin"
-"""HTTP header of the key that those APIs ask for; over gRPC `GRPC_ADMIN_HEADER`."""
-GRPC_ADMIN_HEADER = f"triton-grpc-protocol-{ADMIN_HEADER}"
 # Enough of a failing server's log to hold its reason.
 _LOG_TAIL_LINES = 40
+# What we say there, and not Triton.
+_OURS = re.compile("embertide(_server)?: ")
+# Inferences that Triton has answered, well or not.
+_ANSWERED = re.compile(r"^nv_inference_request_(?:success|failure)\{.*\} (\S+)$", re.MULTILINE)
 _POLL_S = 0.05
-
-
-class TritonError(ProcessError):
-    """The server could not be started; the message says why and what to do."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Installation:
-    """Where the wheel keeps the server."""
-
-    binary: Path
-    root: Path  # holds backends/ and caches/
-    libraries: Path  # for LD_LIBRARY_PATH
-
-
-def find_installation() -> Installation:
-    """Find the tritonserver of the wheel ``nvidia-pytriton``."""
-    try:
-        distribution = importlib.metadata.distribution("nvidia-pytriton")
-    except importlib.metadata.PackageNotFoundError:
-        raise TritonError(
-            "tritonserver is missing: pip install nvidia-pytriton==0.7.0 (wheels exist for Linux "
-            "x86-64, Python 3.9 to 3.13)"
-        ) from None
-    site = Path(str(distribution.locate_file("")))
-    root = site / "pytriton" / "tritonserver"
-    binary = root / "bin" / "tritonserver"
-    if not binary.is_file():
-        raise TritonError(f"{binary} is missing: reinstall nvidia-pytriton==0.7.0")
-    return Installation(binary=binary, root=root, libraries=site / "nvidia_pytriton.libs")
-
-
-_PACKAGE = Path(server.__file__).resolve().parent.parent
-"""The installed package, or a checkout."""
+_ASK_S = 5.0
+_METRICS_S = 10.0
+_SILENT_METRICS_S = 2.0  # of a server that seems to stand still
 
 
 def find_programs() -> Path:
     """Return the cache of compiled dense nets: the user's, or that of a checkout."""
-    if not (_PACKAGE / "backends").is_dir():
-        return _PACKAGE / "build" / "cache" / "dense"
+    if not (PACKAGE / "backends").is_dir():
+        return PACKAGE / "build" / "cache" / "dense"
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "embertide" / "dense"
 
 
 def shipped_programs() -> Path:
     """Return where a wheel has the presets' dense nets, compiled; a checkout has none."""
-    return _PACKAGE / "programs"
+    return PACKAGE / "programs"
 
 
 def find_backends() -> Path:
@@ -88,10 +67,10 @@ def find_backends() -> Path:
 
     EMBERTIDE_BACKENDS names it, else it is in the installed package, else in a checkout's build.
     """
-    named, installed = os.environ.get("EMBERTIDE_BACKENDS"), _PACKAGE / "backends"
+    named, installed = os.environ.get("EMBERTIDE_BACKENDS"), PACKAGE / "backends"
     if named:
         return Path(named)
-    return installed if installed.is_dir() else _PACKAGE / "build" / "cpp" / "backends"
+    return installed if installed.is_dir() else PACKAGE / "build" / "cpp" / "backends"
 
 
 # --- model repository -----------------------------------------------------------------------------
@@ -244,7 +223,7 @@ class ModelOptions:
 
 
 def _tensor(kind: str, name: str, dtype: str, dim: int, *flags: str) -> str:
-    lines = [f"name: {json.dumps(name)}", f"data_type: {dtype}", f"dims: [ {dim} ]", *flags]
+    lines = [f"name: {protobuf_text(name)}", f"data_type: {dtype}", f"dims: [ {dim} ]", *flags]
     return f"{kind} [ {{ " + " ".join(lines) + " } ]"
 
 
@@ -268,7 +247,7 @@ def model_config(name: str, options: ModelOptions) -> str:
     answer = "SCORE" if ranking else "OUTPUT0" if options.hps_names else "EMBEDDING"
     ragged = "allow_ragged_batch: true"
     lines = [
-        f"name: {json.dumps(name)}",
+        f"name: {protobuf_text(name)}",
         f'backend: "{BACKEND}"',
         f"max_batch_size: {options.max_batch_size}",
         _tensor("input", "KEYS", "TYPE_INT64", -1, ragged),
@@ -285,7 +264,8 @@ def model_config(name: str, options: ModelOptions) -> str:
         delay = f"max_queue_delay_microseconds: {options.max_queue_delay_us}"
         lines.append(f"dynamic_batching {{ {delay}{_queue_policy(options)} }}")
     lines += [
-        f"parameters {{ key: {json.dumps(key)} value: {{ string_value: {json.dumps(value)} }} }}"
+        f"parameters {{ key: {protobuf_text(key)} "
+        f"value: {{ string_value: {protobuf_text(value)} }} }}"
         for key, value in options.parameters().items()
     ]
     return "\n".join(lines) + "\n"
@@ -307,70 +287,57 @@ def write_model(repository: Path, name: str, options: ModelOptions) -> Path:
 # --- process --------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ServerOptions:
-    """How to start a server."""
-
-    repository: Path
-    backends: Path  # holds embertide/libtriton_embertide.so
-    log: Path
-    host: str = "127.0.0.1"
-    http_port: int = 8000
-    grpc_port: int = 8001
-    metrics_port: int = 8002
-    explicit: bool = False  # models are loaded by name, over the API
-    models: Sequence[str] = ()  # with explicit: loaded at the start
-    admin_key: str | None = None  # asked for by the APIs for operators; None: they are open
-    start_timeout_s: float = 120.0
-    exit_timeout_s: int = 3  # for requests in flight, once it is told to end
-    # Connections of gRPC are ended so long after they were made, when no call is at work, so that
-    # clients find nodes that have come and leave those that are ending; None: never.
-    grpc_connection_age_ms: int | None = None
-    extra: Sequence[str] = ()  # further arguments of tritonserver
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def ports(self) -> dict[str, int]:
-        """Return the ports by what they serve."""
-        return {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
-
-
-def _restrictions(key: str | None) -> list[str]:
-    if key is None:
-        return []
-    asked = f"{_OPERATORS_APIS}:{ADMIN_HEADER}={key}"
-    return [f"--http-restricted-api={asked}", f"--grpc-restricted-protocol={asked}"]
-
-
 def _check_ports(options: ServerOptions) -> None:
     seen: dict[int, str] = {}
     for name, port in options.ports().items():
         if port in seen:
-            raise TritonError(f"{seen[port]} and {name} cannot both use port {port}")
+            raise TritonError(
+                f"{seen[port]} and {name} cannot both use port {port}: give one of them another"
+            )
         seen[port] = name
         check_port(name, options.host, port)
 
 
 class TritonServer(Stopped):
-    """A tritonserver process. A context manager: leaving it stops the process."""
+    """A tritonserver process. A context manager: leaving it stops the process.
+
+    Attributes:
+        options: It was started with.
+        installation: That it is of.
+        restarts: Times that it was started again.
+        silences: Times that it was ended as it stood still.
+        process: That runs, or ran last.
+    """
 
     def __init__(self, options: ServerOptions, *, wait: bool = True) -> None:
         """Start the process and wait, unless told not to, until all its models are ready.
 
         Raises:
+            InstallationError: There is no tritonserver that can be started.
             TritonError: A port is in use, the backend is not built, a model does not load. No
                 process is left behind.
         """
         self.options = options
+        self.restarts = self.silences = 0
         self._channel: grpc.Channel | None = None
+        self._line: Line | None = None
+        self._own_socket: Path | None = None  # in a folder of our own, which nobody else can reach
         library = options.backends / BACKEND / _LIBRARY
         if not library.is_file():
             raise TritonError(
                 f"{library} is missing: build it with `make cpp`, or pip install a wheel of "
                 "embertide that carries it"
             )
-        installation = find_installation()
+        self.installation = find_installation(options.triton)
+        server_command.check(options, self.installation)
         _check_ports(options)
-        self.process = self._start(installation)
+        if options.asks_callers():
+            self._own_socket = temporary_folder() / "server.sock"
+        try:
+            self.process = self._start()
+        except BaseException:
+            self._remove_socket()
+            raise
         if not wait:
             return
         try:
@@ -379,39 +346,35 @@ class TritonServer(Stopped):
             self.stop()
             raise
 
-    def _start(self, installation: Installation) -> Child:
+    def _start(self) -> Child:
         options = self.options
-        command = [
-            str(installation.binary),
-            f"--model-repository={options.repository.resolve()}",
-            f"--backend-directory={options.backends.resolve()}",
-            f"--cache-directory={installation.root / 'caches'}",
-            f"--http-address={options.host}",
-            f"--grpc-address={options.host}",
-            f"--metrics-address={options.host}",
-            f"--http-port={options.http_port}",
-            f"--grpc-port={options.grpc_port}",
-            f"--metrics-port={options.metrics_port}",
-            "--disable-auto-complete-config",
-            f"--exit-timeout-secs={options.exit_timeout_s}",
-            *(
-                [f"--grpc-max-connection-age={options.grpc_connection_age_ms}"]
-                if options.grpc_connection_age_ms is not None
-                else []
-            ),
-            *(["--model-control-mode=explicit"] if options.explicit else []),
-            *(f"--load-model={model}" for model in options.models),
-            *_restrictions(options.admin_key),
-            *options.extra,
-        ]
-        paths = [str(installation.libraries), os.environ.get("LD_LIBRARY_PATH", "")]
         self._leaving.unlink(missing_ok=True)
-        environment = {
-            "EMBERTIDE_LEAVING": f"{options.http_port}@{self._leaving.absolute()}",
-            "LD_LIBRARY_PATH": ":".join(path for path in paths if path),
-            **options.environment,
-        }
+        command, needed = server_command.command(options, self.installation, self._own_socket)
+        counts = {"RESTARTS": self.restarts, "SILENCES": self.silences}
+        environment = {f"EMBERTIDE_{name}": str(count) for name, count in counts.items()}
+        environment |= {**needed, **options.environment}
+        if options.http_port is not None:
+            environment["EMBERTIDE_LEAVING"] = f"{options.http_port}@{self._leaving.absolute()}"
         return Child(command, log=options.log, environment=environment)
+
+    @property
+    def former_log(self) -> Path:
+        """Return where the log of the process before the last restart is kept."""
+        return self.options.log.with_name(f"{self.options.log.name}.1")
+
+    def restart(self) -> None:
+        """Start a process that has ended again, as it was started first; does not wait for it.
+
+        Raises:
+            InstallationError: It is not there any more.
+            TritonError: It cannot be started now.
+        """
+        self.installation = find_installation(self.options.triton)
+        _check_ports(self.options)
+        with contextlib.suppress(FileNotFoundError):  # the start before this one failed
+            self.options.log.replace(self.former_log)
+        self.restarts += 1
+        self.process = self._start()
 
     @property
     def _leaving(self) -> Path:
@@ -437,33 +400,57 @@ class TritonServer(Stopped):
         Triton makes it beside the one that serves, which stays if it cannot be loaded. By gRPC:
         over HTTP, other connections would wait for its end.
         """
-        host = "127.0.0.1" if self.options.host == "0.0.0.0" else self.options.host
-        if self._channel is None:
-            self._channel = grpc.insecure_channel(
-                f"{host}:{self.options.grpc_port}", options=[("grpc.enable_http_proxy", 0)]
-            )
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        from tritonclient.grpc import service_pb2
+
         key = self.options.admin_key
-        return stub.RepositoryModelLoad.future(  # type: ignore[no-any-return]
+        return self._stub().RepositoryModelLoad.future(  # type: ignore[no-any-return]
             service_pb2.RepositoryModelLoadRequest(model_name=model),
             metadata=[(GRPC_ADMIN_HEADER, key)] if key else [],
         )
 
+    def _stub(self) -> Any:
+        # Where trainers run there is no Triton, and this module says where things are.
+        from tritonclient.grpc import service_pb2_grpc
+
+        if self._channel is None:
+            self._channel = grpc.insecure_channel(
+                self._target(),
+                options=[
+                    ("grpc.enable_http_proxy", 0),
+                    # It is asked while it starts: gRPC would wait for longer each time.
+                    ("grpc.initial_reconnect_backoff_ms", 100),
+                    ("grpc.min_reconnect_backoff_ms", 100),
+                    ("grpc.max_reconnect_backoff_ms", 200),
+                ],
+            )
+        return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
     def reason(self) -> str:
         """Return what the log says of a failed start: our lines if there are any, else its end."""
         lines = self.log_text().splitlines()
-        ours = [line for line in lines if "embertide: " in line]
+        ours = [line for line in lines if _OURS.search(line)]
         return "\n".join((ours or lines)[-_LOG_TAIL_LINES:]) + f"\n(log: {self.options.log})"
 
     @property
     def http(self) -> str:
-        """Return host:port of HTTP."""
-        return f"{self.options.host}:{self.options.http_port}"
+        """Return host:port of HTTP.
+
+        Raises:
+            TritonError: It is closed.
+        """
+        if self.options.http_port is None:
+            raise TritonError("HTTP is closed: give an http_port to open it")
+        return join_address(self.options.host, self.options.http_port)
 
     @property
     def grpc(self) -> str:
         """Return host:port of gRPC."""
-        return f"{self.options.host}:{self.options.grpc_port}"
+        return join_address(self.options.host, self.options.grpc_port)
+
+    @property
+    def name(self) -> str:
+        """Return what the process is called."""
+        return "embertide_server" if self.options.front == "own" else "tritonserver"
 
     @property
     def pid(self) -> int:
@@ -476,21 +463,64 @@ class TritonServer(Stopped):
 
     def ready(self) -> bool:
         """Return whether the server answers and all models of its start are loaded."""
+        from tritonclient.grpc import service_pb2
+
+        from embertide._common import kserve
+
         try:
-            with urllib.request.urlopen(f"http://{self.http}/v2/health/ready", timeout=5) as reply:
-                return bool(reply.status == 200)
-        except (urllib.error.URLError, OSError):
+            asked = service_pb2.ServerReadyRequest()
+            return bool(self._asked().call("ServerReady", asked, _ASK_S).ready)
+        except kserve.CallError:
             return False
 
-    def metrics(self) -> str:
+    def advice(self, version: str) -> str:
+        """Return what another tritonserver would repair of this one's front end; empty: nothing.
+
+        Args:
+            version: As `version` returns it.
+        """
+        if self.options.front == "own":
+            return ""
+        return known_holes.advice(version, http=self.options.http_port is not None)
+
+    def version(self) -> str:
+        """Return the version that it says it has; empty: it does not answer."""
+        from tritonclient.grpc import service_pb2
+
+        from embertide._common import kserve
+
+        try:
+            asked = service_pb2.ServerMetadataRequest()
+            return str(self._asked().call("ServerMetadata", asked, _ASK_S).version)
+        except kserve.CallError:
+            return ""
+
+    def _asked(self) -> "Line":
+        from embertide._common import kserve
+
+        if self._line is None:
+            self._line = kserve.Line(self._target())
+        return self._line
+
+    def _target(self) -> str:
+        """Return where this process asks the server: no certificate or token of ours may be old."""
+        if self._own_socket is not None:
+            return f"unix:{self._own_socket}"
+        return self.options.reached(self.options.grpc_port)
+
+    def _remove_socket(self) -> None:
+        if self._own_socket is not None:
+            shutil.rmtree(self._own_socket.parent, ignore_errors=True)
+
+    def metrics(self, timeout_s: float = _METRICS_S) -> str:
         """Return the page of metrics.
 
         Raises:
             TritonError: It cannot be read: the server ended.
         """
-        url = f"http://{self.options.host}:{self.options.metrics_port}/metrics"
+        url = f"http://{self.options.reached(self.options.metrics_port)}/metrics"
         try:
-            with urllib.request.urlopen(url, timeout=10) as reply:
+            with open_url(url, timeout_s) as reply:
                 return str(reply.read().decode())
         except OSError as error:
             raise TritonError(f"{url} cannot be read: {error}; see {self.options.log}") from error
@@ -502,6 +532,24 @@ class TritonServer(Stopped):
         except TritonError:
             return False
 
+    def ask(self, model: str) -> "TinyInference":
+        """Ask for an inference of a model of ours, to see whether there is an answer."""
+        from embertide.server.adapters.tiny_inference import TinyInference
+
+        return TinyInference(self._asked(), model)
+
+    def answered(self) -> int | None:
+        """Return how many inferences it has answered or refused since it began; None: unknown."""
+        try:
+            page = self.metrics(_SILENT_METRICS_S)
+            return sum(int(float(count)) for count in _ANSWERED.findall(page))
+        except (TritonError, ValueError):
+            return None
+
+    def traced_by(self) -> int:
+        """Return the process that debugs it; 0: none does."""
+        return self.process.traced_by()
+
     def log_text(self) -> str:
         """Return the log so far."""
         return self.process.log_text()
@@ -510,7 +558,13 @@ class TritonServer(Stopped):
         """Stop the process and return its exit code; does nothing if it ended already."""
         if self._channel is not None:
             self._channel.close()
-        return self.process.stop()
+        try:
+            code = self.process.stop()
+        finally:
+            self._remove_socket()
+        if self._line is not None:  # a cancel could have ended the server
+            self._line.drop()
+        return code
 
 
 def start_together(
@@ -536,10 +590,14 @@ def _wait_ready(servers: Sequence[TritonServer]) -> None:
         for each in waiting:
             if not each.alive():
                 raise TritonError(
-                    f"tritonserver ended with code {each.process.code}:\n{each.reason()}"
+                    f"{each.name} ended with code {each.process.code}; correct what its log "
+                    "names:\n"
+                    f"{each.reason()}"
                 )
         if time.monotonic() > deadline:
             raise TritonError(
-                f"tritonserver is not ready after {timeout_s:.0f} s:\n{waiting[0].reason()}"
+                f"{waiting[0].name} is not ready after {timeout_s:.0f} s; see its log, or give it "
+                "longer:\n"
+                f"{waiting[0].reason()}"
             )
         time.sleep(_POLL_S)

@@ -1,5 +1,5 @@
 """`python -m embertide.server.cli` is `embertide`."""
 
-from embertide.server.cli.app import main
+from embertide.server.cli import main
 
 main()

@@ -7,28 +7,13 @@ from typing import Annotated
 
 import typer
 
+from embertide._common.commands import Command, add_lazy, lazy_app, show_flags
+from embertide._common.private import close_umask
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import say
 from embertide.server.adapters.process import interrupt_on_signals
-from embertide.server.cli import (
-    context,
-    control,
-    doctor,
-    drift,
-    explain,
-    hot,
-    node,
-    plan,
-    reshard,
-    serve,
-    snapshot,
-    status,
-)
-from embertide.server.cli.chaos import command as chaos
-from embertide.server.cli.connection_options import add_connection_options
-from embertide.server.cli.context import apply_context
-from embertide.server.cli.demo import command as demo
-from embertide.server.cli.flags import show_flags
+from embertide.server.cli.context import try_context
 from embertide.server.cli.processes import MIRROR, TRAINER
-from embertide.server.cli.refusals import refusals
 
 # What --help shows together.
 _LEARN, _SERVE, _OPERATE = "Learn", "Serve", "Operate a fleet"
@@ -48,7 +33,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"embertide {importlib.metadata.version('embertide')}")
+        say(f"embertide {importlib.metadata.version('embertide')}")
         raise typer.Exit
 
 
@@ -74,8 +59,8 @@ def _common(
 ) -> None:
     if called.invoked_subcommand in _OF_A_CONTEXT:
         source = called.get_parameter_source("name")
-        with refusals():
-            apply_context(name, first=source is not None and source.name == "COMMANDLINE")
+        with report_errors():
+            try_context(name, first=source is not None and source.name == "COMMANDLINE")
 
 
 def _forward(name: str, text: str, panel: str, command: Sequence[str] = ()) -> None:
@@ -94,6 +79,22 @@ def _forward(name: str, text: str, panel: str, command: Sequence[str] = ()) -> N
     app.command(name, context_settings=settings, rich_help_panel=panel)(forward)
 
 
+def _connected(app: typer.Typer) -> None:
+    """Add the options of a connection, where one is made."""
+    from embertide.server.cli.connection_options import add_connection_options
+
+    add_connection_options(app)
+
+
+def _ours(name: str, text: str, panel: str, *, module: str | None = None, **settings: bool) -> None:
+    """Add a command of this package."""
+    command = Command(
+        module=f"embertide.server.cli.{module or name}", text=text, panel=panel, settings=settings
+    )
+    add_lazy(app, name, command, _connected)
+
+
+lazy_app(app)
 _forward("init", "Guess a file's columns, and write the run that learns from it.", _LEARN)
 _forward("train", "Train on a stream of events and publish as the model learns.", _LEARN)
 _forward("send-events", "Add a file's events to a Redis Stream, for a trainer to read.", _LEARN)
@@ -105,40 +106,61 @@ _forward("eval", "Score a file by a published version, and print how good the sc
 _forward("compare", "Compare two published versions on the same events.", _LEARN)
 _forward("backtest", "Learn to the end of each day, score the next.", _LEARN)
 
-app.command("serve", rich_help_panel=_SERVE)(serve.command)
+_ours("serve", "Serve a model by Triton until Ctrl-C.", _SERVE)
 _forward("mirror", "Keep a copy of object storage in a folder that nodes read.", _SERVE, MIRROR)
 _forward("guard", "Judge versions by labelled events before ordinary requests see them.", _SERVE)
 _forward("rollback", "Restore the state of an older version, as a new version.", _SERVE)
 _forward("cache-sim", "Simulate the policies of a tier on a trace of keys.", _SERVE)
 _forward("capacity", "Plan tier sizes for a latency goal from a trace of keys.", _SERVE)
 
-app.command("control", rich_help_panel=_OPERATE)(control.command)
-app.command("status", rich_help_panel=_OPERATE)(status.command)
-app.add_typer(node.app, name="node", rich_help_panel=_OPERATE)
-app.add_typer(plan.app, name="plan", rich_help_panel=_OPERATE)
-app.add_typer(reshard.app, name="reshard", rich_help_panel=_OPERATE)
-app.add_typer(drift.app, name="drift", rich_help_panel=_OPERATE)
-app.command("hot", rich_help_panel=_OPERATE)(hot.command)
-app.add_typer(context.app, name="context", rich_help_panel=_OPERATE)
-
-app.add_typer(snapshot.app, name="snapshot", rich_help_panel=_INSPECT)
-# A key may be negative.
-app.command("explain", context_settings={"ignore_unknown_options": True}, rich_help_panel=_INSPECT)(
-    explain.command
+_ours("control", "Run the control plane until Ctrl-C.", _OPERATE)
+_ours("status", "Show what a node serves, or how a whole fleet is.", _OPERATE)
+_ours("node", "The nodes of a fleet: list, drain, remove, add-group, remove-group.", _OPERATE)
+_ours("plan", "Plans: which devices hold which buckets, and why.", _OPERATE)
+_ours(
+    "reshard",
+    "Move buckets between devices while they are served; no request fails for it.",
+    _OPERATE,
 )
-app.command("doctor", rich_help_panel=_INSPECT)(doctor.command)
+_ours(
+    "drift", "Show what the control plane decides about drift; set its mode, freeze it.", _OPERATE
+)
+_ours("hot", "Show the hottest keys, where reads are answered, and each device's load.", _OPERATE)
+_ours("context", "Control planes by name: `add` one, `use` it, and commands ask it.", _OPERATE)
 
-app.command("demo", rich_help_panel=_TRY)(demo.command)
-app.command("chaos", rich_help_panel=_TRY)(chaos.command)
+_ours(
+    "snapshot", "Snapshots: what they hold, whether every byte is right, how two differ.", _INSPECT
+)
+# A key may be negative.
+_ours(
+    "explain",
+    "Show where the row of a key lives: tier, device, live chunks, version, use.",
+    _INSPECT,
+    ignore_unknown_options=True,
+)
+_ours("doctor", "Check everything that a start depends on, and say how to fix it.", _INSPECT)
+
+_ours(
+    "demo",
+    "Watch a model learn from a drifting news stream while Triton serves it.",
+    _TRY,
+    module="demo.command",
+)
+_ours(
+    "chaos",
+    "Inject seeded faults into a fleet, check every answer, see that it heals.",
+    _TRY,
+    module="chaos.command",
+)
 
 # Those that ask a control plane; servers and trainers have settings of their own.
 _OF_A_CONTEXT = {"status", "node", "plan", "reshard", "drift", "hot", "explain"}
 
-add_connection_options(app)
 show_flags(app)
 
 
 def main() -> None:
     """Run the command."""
     interrupt_on_signals()
+    close_umask()
     app(prog_name="embertide")

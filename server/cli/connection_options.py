@@ -5,12 +5,13 @@ The options are added to commands in one place: they hand nothing on, and `calli
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from embertide.server.cli.context import not_for
 from embertide.server.cli.control_client import CONNECTION, Connection, TokenFile
 
 _Model = Annotated[
@@ -38,6 +39,17 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
 }
 
 
+def _own(called: typer.Context, options: dict[str, Any], theirs: Collection[str]) -> dict[str, Any]:
+    """Return options by name, None where a context put the value into the environment."""
+
+    def own(name: str) -> bool:
+        source = called.get_parameter_source(name)
+        said = source is not None and source.name == "ENVIRONMENT"
+        return not said or f"EMBERTIDE_{name.upper()}" not in theirs
+
+    return {name: value if own(name) else None for name, value in options.items()}
+
+
 def add_connection_options(app: typer.Typer) -> None:
     """Add the options to all commands of an app that show a control plane a token."""
     for command in app.registered_commands:
@@ -56,6 +68,10 @@ def _with_options(command: Callable[..., Any] | None) -> Callable[..., Any] | No
     takes = signature.parameters
     if "model" in takes or "token_file" not in takes or takes["token_file"].annotation != TokenFile:
         return command
+    context = inspect.Parameter(
+        "called_as", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
+    )
+    asks = next((name for name, each in takes.items() if each.annotation is typer.Context), "")
 
     @functools.wraps(command)
     def run(
@@ -65,6 +81,14 @@ def _with_options(command: Callable[..., Any] | None) -> Callable[..., Any] | No
         plaintext: bool = False,
         **options: Any,
     ) -> Any:
+        called: typer.Context = options[asks] if asks else options.pop(context.name)
+        theirs = not_for(options.get("control"))
+        if theirs:
+            # What a context says is for its control plane alone: another one gets none of it.
+            given: dict[str, Any] = {"model": model, "tls": tls, "plaintext": plaintext}
+            given = _own(called, {**given, "token_file": options["token_file"]}, theirs)
+            model, tls, plaintext = given["model"], given["tls"], bool(given["plaintext"])
+            options["token_file"] = given["token_file"]
         before = CONNECTION.get()
         token = CONNECTION.set(
             Connection(
@@ -83,10 +107,11 @@ def _with_options(command: Callable[..., Any] | None) -> Callable[..., Any] | No
         for name, (kind, default) in _OPTIONS.items()
     ]
     run.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*takes.values(), *added]
+        parameters=[*takes.values(), *added, *([] if asks else [context])]
     )
     run.__annotations__ = {
         **command.__annotations__,
         **{name: kind for name, (kind, _) in _OPTIONS.items()},
+        **({} if asks else {context.name: typer.Context}),
     }
     return run

@@ -5,6 +5,7 @@ readable by the user alone. It has the path of a token's file and never a token.
 command, or its variable in the environment, goes before what a context says.
 """
 
+import contextvars
 import dataclasses
 import json
 import os
@@ -13,17 +14,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from embertide.server.adapters.process import ProcessError
-from embertide.server.cli.refusals import Json, print_json, refusals
+from embertide._common.addresses import is_local_target, split_address
+from embertide._common.quoting import check_name, shown
+from embertide._common.reporting import report_errors, system_error
+from embertide._common.terminal import Table, print_json, say, show_table
+from embertide.server.adapters.process import ProcessError, UsageError
+from embertide.server.cli.common_options import Json
 
 app = typer.Typer(
     help="Control planes by name: `add` one, `use` it, and commands ask it.", no_args_is_help=True
 )
 _FOLDER = "EMBERTIDE_CONFIG"  # another folder of settings, as tests have
 _MOST = 256
+_CONTROL = "EMBERTIDE_CONTROL"
+_applied: dict[str, str] = {}  # what the environment of this process has of a context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +49,13 @@ class Context:
     model: str = ""
     plaintext: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse values of another kind, as a file that was edited may have."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if type(value).__name__ != field.type.__name__:  # type: ignore[union-attr]
+                raise TypeError(f"{field.name} is {shown(value)}")
+
     def variables(self) -> dict[str, str]:
         """Return what commands read from the environment where no option is given."""
         said = {
@@ -58,16 +70,27 @@ class Context:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Kept:
-    """All contexts, and the one in use; empty: none is."""
+    """All contexts, and the one in use; empty: none is. Those that are not right stay apart."""
 
     used: str
     contexts: dict[str, Context]
+    wrong: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def named(self, name: str) -> Context:
+        if name in self.wrong:
+            raise UsageError(
+                f"context {name!r} in {_path()} is not right: give it again with `embertide "
+                f"context add {name} --control HOST:PORT`, or `embertide context remove {name}`"
+            )
         if name not in self.contexts:
             known = ", ".join(sorted(self.contexts)) or "none"
-            raise ProcessError(f"there is no context {name!r}; there is {known}")
+            raise UsageError(
+                f"there is no context {name!r}; there is {known}; `embertide context add` adds one"
+            )
         return self.contexts[name]
+
+    def without(self, name: str) -> dict[str, Any]:
+        return {each: value for each, value in self.wrong.items() if each != name}
 
 
 def _path() -> Path:
@@ -79,14 +102,19 @@ def _read() -> _Kept:
     path = _path()
     try:
         said = json.loads(path.read_text())
-        contexts = {name: Context(**fields) for name, fields in said["contexts"].items()}
-        return _Kept(str(said["used"]), contexts)
+        kept = _Kept(str(said["used"]), {})
+        for name, fields in said["contexts"].items():
+            try:
+                kept.contexts[check_name("context", name)] = Context(**fields)
+            except (TypeError, ValueError):
+                kept.wrong[name] = fields
+        return kept
     except FileNotFoundError:
         return _Kept("", {})
     except OSError as error:
-        raise ProcessError(f"{path}: {error.strerror}") from error
+        raise ProcessError(system_error(error)) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ProcessError(
+        raise UsageError(
             f"{path} is not what `embertide context` wrote ({error}): correct it, or move it away"
         ) from error
 
@@ -94,6 +122,7 @@ def _read() -> _Kept:
 def _write(kept: _Kept) -> None:
     path = _path()
     contexts = {name: dataclasses.asdict(each) for name, each in sorted(kept.contexts.items())}
+    contexts |= kept.wrong
     text = json.dumps({"used": kept.used, "contexts": contexts}, indent=1)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -103,11 +132,39 @@ def _write(kept: _Kept) -> None:
             file.write(text + "\n")
         Path(partial).rename(path)
     except OSError as error:
-        raise ProcessError(f"{path}: {error.strerror}") from error
+        raise ProcessError(system_error(error)) from error
+
+
+_fault: contextvars.ContextVar[ProcessError | None] = contextvars.ContextVar("fault", default=None)
+
+
+def try_context(name: str | None, *, first: bool = False) -> None:
+    """Do what `apply_context` does; what it raises, `check_context` raises.
+
+    Commands that end up asking no control plane need no context.
+    """
+    _fault.set(None)
+    try:
+        apply_context(name, first=first)
+    except ProcessError as error:
+        _fault.set(error)
+
+
+def check_context() -> None:
+    """Return if the commands of this process were told what their context says.
+
+    Raises:
+        ProcessError: They could not be.
+    """
+    fault = _fault.get()
+    if fault is not None:
+        raise fault
 
 
 def apply_context(name: str | None, *, first: bool = False) -> None:
     """Tell the commands of this process what a context says, where the environment does not.
+
+    It says nothing where the environment names another control plane.
 
     Args:
         name: Of the context; None: the one in use, if there is one.
@@ -116,12 +173,35 @@ def apply_context(name: str | None, *, first: bool = False) -> None:
     Raises:
         ProcessError: There is no such context, or the file is harmed.
     """
+    for variable, value in _applied.items():
+        if os.environ.get(variable) == value:
+            del os.environ[variable]
+    _applied.clear()
     kept = _read()
     if name is None and not kept.used:
         return
-    for variable, value in kept.named(name or kept.used).variables().items():
+    context = kept.named(name or kept.used)
+    if not first and _is_another(os.environ.get(_CONTROL), context.control):
+        return
+    for variable, value in context.variables().items():
         if first or variable not in os.environ:
-            os.environ[variable] = value
+            os.environ[variable] = _applied[variable] = value
+
+
+def not_for(control: str | None) -> frozenset[str]:
+    """Return the variables whose values are a context's, if a command asks somebody else.
+
+    A token and a certificate go to the control plane that they were added for, and to no other.
+    """
+    another = _is_another(control, _applied.get(_CONTROL))
+    return frozenset(_applied) if another else frozenset()
+
+
+def _is_another(control: str | None, of_context: str | None) -> bool:
+    """Return whether an address is none of a context's."""
+    if control is None or of_context is None:
+        return False
+    return not {*control.split(",")} <= {*of_context.split(",")}
 
 
 def _absolute(path: Path | None) -> str:
@@ -152,12 +232,17 @@ def add(
 
     Example: embertide context add prod --control control.prod:7070 --tls ~/certs --use
     """
-    with refusals():
+    with report_errors():
         kept = _read()
-        if not name or not control:
-            raise ProcessError("give a name, and the control plane's HOST:PORT with --control")
+        try:
+            check_name("context", name)
+            for each in control.split(","):
+                if not is_local_target(each):
+                    split_address(each, what="--control")
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         if name not in kept.contexts and len(kept.contexts) >= _MOST:
-            raise ProcessError(f"there are {_MOST} contexts: remove some")
+            raise UsageError(f"there are {_MOST} contexts: remove some")
         added = Context(
             control=control,
             tls=_absolute(tls),
@@ -166,49 +251,50 @@ def add(
             plaintext=plaintext,
         )
         used = name if use_it or not kept.used else kept.used
-        _write(_Kept(used, {**kept.contexts, name: added}))
-        typer.echo(f"{name}: {control}" + (", in use" if used == name else ""))
+        _write(_Kept(used, {**kept.contexts, name: added}, kept.without(name)))
+        say(f"{name}: {control}" + (", in use" if used == name else ""))
 
 
 @app.command()
 def use(name: Annotated[str, typer.Argument(help="Of a context.")]) -> None:
     """Use a context from now on."""
-    with refusals():
+    with report_errors():
         kept = _read()
         kept.named(name)
-        _write(_Kept(name, kept.contexts))
-        typer.echo(f"{name} is in use")
+        _write(_Kept(name, kept.contexts, kept.wrong))
+        say(f"{name} is in use")
 
 
 @app.command()
 def remove(name: Annotated[str, typer.Argument(help="Of a context.")]) -> None:
     """Forget a context; if it was in use, none is."""
-    with refusals():
+    with report_errors():
         kept = _read()
-        kept.named(name)
+        if name not in kept.wrong:
+            kept.named(name)
         left = {each: context for each, context in kept.contexts.items() if each != name}
-        _write(_Kept("" if kept.used == name else kept.used, left))
-        typer.echo(f"{name} is forgotten")
+        _write(_Kept("" if kept.used == name else kept.used, left, kept.without(name)))
+        say(f"{name} is forgotten")
 
 
 @app.command("list")
 def list_all(as_json: Json = False) -> None:
     """List all contexts; a star marks the one in use."""
-    with refusals(as_json):
+    with report_errors(as_json):
         kept = _read()
         if as_json:
             contexts: dict[str, Any] = {
                 name: dataclasses.asdict(each) for name, each in kept.contexts.items()
             }
-            print_json({"used": kept.used, "contexts": contexts})
+            print_json({"used": kept.used, "contexts": contexts, "wrong": sorted(kept.wrong)})
             return
-        table = Table(box=None)
-        for title in ("", "name", "control", "model"):
-            table.add_column(title, overflow="fold")
+        table = Table("", "name", "control", "model", names=("name", "control", "model"))
         for name, each in sorted(kept.contexts.items()):
             star = "*" if name == kept.used else ""
             table.add_row(star, name, each.control, each.model)
-        Console().print(table)
+        for name in sorted(kept.wrong):
+            table.add_row("*" if name == kept.used else "", name, "not right: add it again", "")
+        show_table(table)
 
 
 @app.command()
@@ -216,13 +302,13 @@ def show(
     name: Annotated[str | None, typer.Argument(help="Of a context; default: in use.")] = None,
 ) -> None:
     """Show what commands are told, and what the environment says instead."""
-    with refusals():
+    with report_errors():
         kept = _read()
         chosen = name or kept.used
         if not chosen:
-            raise ProcessError("no context is in use: `embertide context add NAME --control ...`")
-        typer.echo(f"context {chosen}")
+            raise UsageError("no context is in use: `embertide context add NAME --control ...`")
+        say(f"context {chosen}")
         for variable, value in kept.named(chosen).variables().items():
             stands = os.environ.get(variable)
             instead = f"  (the environment says {stands})" if stands not in (None, value) else ""
-            typer.echo(f"  {variable:22}{value}{instead}")
+            say(f"  {variable:22}{value}{instead}")

@@ -2,17 +2,23 @@
 
 import contextlib
 import importlib
-import logging
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlparse
 
 import typer
 
-from embertide.server.adapters.process import ProcessError, free_ports
-from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide._common.commands import one_address
+from embertide._common.private import own_folder
+from embertide._common.quoting import without_secrets
+from embertide._common.redis_url import check_url
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import log_to_stderr, say
+from embertide.server.adapters.kept_redis import KeptRedis
+from embertide.server.adapters.limits import check_limits
+from embertide.server.adapters.process import ProcessError, UsageError
+from embertide.server.adapters.redis import own_state
 from embertide.server.adapters.state import RedisState
-from embertide.server.cli.refusals import HealthListen, read_secret, refusals
+from embertide.server.cli.common_options import HealthListen, read_secret
 from embertide.server.core.control import ControlOptions
 from embertide.server.core.demand import Clock
 from embertide.server.core.drift.options import DriftOptions, FreezeWindow, ModeName
@@ -27,22 +33,11 @@ from embertide.server.services.tokens import Tokens, TokensError
 DEFAULTS = DriftOptions()
 
 
-def _own_state(directory: Path, port: int) -> RedisServer:
-    return RedisServer(
-        RedisOptions(
-            log=directory / "state.log",
-            port=port or free_ports(1)[0],
-            append_only=(directory / "state").absolute(),
-        )
-    )
-
-
 def _check_url(option: str, url: str) -> str:
-    if urlparse(url).scheme not in ("redis", "rediss", "unix"):
-        _, at, place = url.partition("?")[0].rpartition("@")  # before it there may be a password
-        raise ProcessError(
-            f"{option} is {'...' * bool(at) + at + place!r}; use redis://HOST:PORT/0"
-        )
+    try:
+        check_url(url)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from error
     return url
 
 
@@ -58,7 +53,9 @@ def command(
             show_default="news",
         ),
     ] = None,
-    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "127.0.0.1:7070",
+    listen: Annotated[
+        str, typer.Option(callback=one_address, help="HOST:PORT to listen on.")
+    ] = "127.0.0.1:7070",
     expect_nodes: Annotated[
         int, typer.Option(help="Nodes that must have registered before the first plan.", min=1)
     ] = 1,
@@ -157,18 +154,27 @@ def command(
         list[str] | None,
         typer.Option(help="Time of each day, in UTC, in which it begins nothing: 22:00-06:00."),
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(help="Port of /metrics for Prometheus; without it there is none."),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(help="Address of this machine that /metrics listens on, without TLS.")
+    ] = "127.0.0.1",
     standby: Annotated[
         bool, typer.Option(help="Wait until no other one leads; without it, take over at once.")
     ] = False,
     advertise: Annotated[
-        str, typer.Option(help="HOST:PORT that others are told.", show_default="where it listens")
+        str,
+        typer.Option(
+            callback=one_address,
+            help="HOST:PORT that others are told.",
+            show_default="where it listens",
+        ),
     ] = "",
     directory: Annotated[
         Path, typer.Option(help="Folder of the audit log and of a state store of our own.")
     ] = Path("build/control"),
-    state_port: Annotated[
-        int, typer.Option(help="Port of a state store of our own; 0: any.")
-    ] = 6380,
 ) -> None:
     """Run the control plane: who is in the fleet, which plan holds, which operations run.
 
@@ -176,11 +182,13 @@ def command(
 
     Example: embertide control --state redis://127.0.0.1:6380/0 --model news --expect-nodes 2
     """
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    log_to_stderr(times=True)
     collect_seldom()
     importlib.import_module("scipy.optimize")  # a second that no beat shall wait for
     models = list(dict.fromkeys(model or ["news"]))
-    with refusals(), contextlib.ExitStack() as stack:
+    with report_errors(), contextlib.ExitStack() as stack:
+        check_limits()
+        own_folder(directory)
         try:
             options = ServerOptions(
                 control=ControlOptions(
@@ -213,38 +221,42 @@ def command(
                 bus=_check_url("--bus", bus) if bus else None,
                 planner_limit_s=planner_limit_s,
                 advertise=advertise,
+                metrics=(metrics_host, metrics_port) if metrics_port is not None else None,
             )
-            url = (
-                _check_url("--state", state)
-                if state
-                else stack.enter_context(_own_state(directory, state_port)).url
-            )
+            kept = None if state else stack.enter_context(KeptRedis(own_state(directory)))
+            url = kept.url if kept is not None else _check_url("--state", state or "")
             if node_token_file is not None:
                 read_secret("--node-token-file", node_token_file)
                 if tokens is None and tls is None:
-                    raise ProcessError(
+                    raise UsageError(
                         "--node-token-file without --tokens or --tls: the nodes' token would go to "
                         "whoever registers as a node; give one of them"
                     )
-            stores = {name: RedisState(url, name) for name in models}
+            why_away = kept.why_away if kept is not None else str
+            stores = {name: RedisState(url, name, why_away) for name in models}
             for store in stores.values():
                 stack.callback(store.close)
             if standby:
                 with Standby(
                     listen, stores[models[0]], advertise, options.tls, health_listen
                 ) as waiting:
-                    typer.echo(f"standing by at {waiting.address}; Ctrl-C stops it")
+                    say(f"standing by at {waiting.address}; Ctrl-C stops it")
                     waiting.wait()
             server = stack.enter_context(ControlServer(options, stores.pop(models[0]), stores))
-        except (RefusedError, TokensError, ListenError, ValueError) as error:
+        except (TokensError, ValueError) as error:
+            raise UsageError(str(error)) from error
+        except (RefusedError, ListenError) as error:
             raise ProcessError(str(error)) from error
         asked = " and ".join(filter(None, ("certificates" * bool(tls), "tokens" * bool(tokens))))
         # What nodes are given, but for a password.
-        shown = urlparse(url)._replace(netloc=urlparse(url).netloc.rpartition("@")[2], query="")
-        typer.echo(
+        shown = without_secrets(url).partition("?")[0]
+        say(
             f"control plane of model {', '.join(map(repr, models))} at {server.address}, "
-            f"state at {shown.geturl()}, "
+            f"state at {shown}, "
             f"{f'{asked} asked for' if asked else 'open to everybody'}; Ctrl-C stops it"
         )
         server.wait()
-        raise ProcessError("another control plane took over; this one has written nothing since")
+        raise ProcessError(
+            f"{server.driver.why_superseded}; this one has written nothing since: see who leads by "
+            "`embertide status`"
+        )

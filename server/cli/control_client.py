@@ -4,7 +4,7 @@ import contextlib
 import contextvars
 import dataclasses
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +13,14 @@ import typer
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from embertide.server.adapters.process import ProcessError
-from embertide.server.adapters.tls import TlsFolder, dial, of_this_machine
-from embertide.server.cli.refusals import print_json, read_secret
-from embertide.server.services.gate import MODEL_KEY
+from embertide._common.addresses import is_local_target
+from embertide._common.commands import address
+from embertide._common.terminal import print_json
+from embertide.server.adapters.process import ProcessError, UsageError
+from embertide.server.adapters.tls import TlsFolder, dial
+from embertide.server.cli.common_options import read_secret
+from embertide.server.cli.context import check_context
+from embertide.server.services.identity import MODEL_KEY
 from embertide.v1 import control_pb2, control_pb2_grpc, plan_pb2
 
 DEFAULT_CONTROL = "127.0.0.1:7070"
@@ -46,7 +50,11 @@ _MESSAGE_BYTES_MAX = (16 << 20) + (64 << 10)
 
 Control = Annotated[
     str,
-    typer.Option(envvar="EMBERTIDE_CONTROL", help="HOST:PORT of the control plane."),
+    typer.Option(
+        callback=address,
+        envvar="EMBERTIDE_CONTROL",
+        help="HOST:PORT of the control plane.",
+    ),
 ]
 TokenFile = Annotated[
     Path | None,
@@ -56,6 +64,10 @@ TokenFile = Annotated[
 _REMEDIES = {
     grpc.StatusCode.UNAVAILABLE: "start it with `embertide control`, or give --control HOST:PORT",
     grpc.StatusCode.UNAUTHENTICATED: "give --token-file, or --tls with a certificate of a role",
+    grpc.StatusCode.PERMISSION_DENIED: "give the token of a role that may",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "it is busy or stands still: try again, or see its log",
+    grpc.StatusCode.INTERNAL: "see the control plane's log",
+    grpc.StatusCode.UNKNOWN: "see the control plane's log",
 }
 
 
@@ -130,11 +142,27 @@ class Caller:
             details = error.details() or "no reason given"
             told: Any = error  # a call, too
             answered = "x-request-id" in [key for key, _ in told.initial_metadata() or ()]
+            leader = dict(told.trailing_metadata() or ()).get("embertide-leader")
+            if leader is not None:
+                raise CallError(
+                    error.code(), self._stands_by(str(leader)), answered=True
+                ) from error
             if error.code() is grpc.StatusCode.UNAVAILABLE and not answered:
                 details = f"no control plane answers at {self._address}" + (
                     f" by TLS: {details}" if self._tls is not None else ""
                 )
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                details = f"the control plane at {self._address} has not answered in time"
             raise CallError(error.code(), details, answered=answered) from error
+
+    def _stands_by(self, leader: str) -> str:
+        """Say who leads. He is not asked: a token goes where it was meant to."""
+        if leader == "none":
+            return f"the control plane at {self._address} stands by, and nobody leads: try again"
+        return (
+            f"the control plane at {self._address} stands by, and {leader} leads: give --control "
+            f"{leader}"
+        )
 
     def plan(self, epoch: int = 0) -> plan_pb2.Plan:
         """Return a plan; 0: the newest."""
@@ -165,8 +193,8 @@ def tls_towards(address: str, token_file: Path | None) -> TlsFolder | None:
     connection = CONNECTION.get()
     if connection.tls is not None:
         return TlsFolder(connection.tls)
-    if token_file is not None and not of_this_machine(address) and not connection.plaintext:
-        raise ProcessError(
+    if token_file is not None and not is_local_target(address) and not connection.plaintext:
+        raise UsageError(
             f"the token would be sent in plain text to {address}: give --tls with a folder of "
             "certificates, or --plaintext on a network that nobody else listens to"
         )
@@ -181,6 +209,7 @@ def calling(address: str, token_file: Path | None) -> Iterator[Caller]:
         ProcessError: The token file or a certificate cannot be read, or the token would be sent in
             plain text to another machine.
     """
+    check_context()
     connection = CONNECTION.get()
     caller = Caller(
         address, read_token(token_file), connection.model, tls_towards(address, token_file)
@@ -215,9 +244,9 @@ def enum_name(enum: Any, value: int) -> str:
     return name.rpartition("_STATE_")[2]
 
 
-def owner_name(plan: plan_pb2.Plan, at: plan_pb2.Owner) -> str:
-    """Name a device: NODE/DEVICE."""
-    return f"{plan.topology.nodes[at.node].name}/{at.device}"
+def owner_name(nodes: Sequence[str], at: plan_pb2.Owner) -> str:
+    """Name a device, NODE/DEVICE, by the names of the nodes by position."""
+    return f"{nodes[at.node]}/{at.device}"
 
 
 def table_name(plan: plan_pb2.Plan, id: int) -> str:
@@ -225,12 +254,12 @@ def table_name(plan: plan_pb2.Plan, id: int) -> str:
     return next((table.name for table in plan.tables if table.id == id), str(id))
 
 
-def share_line(plan: plan_pb2.Plan, share: plan_pb2.TierShare) -> str:
+def share_line(plan: plan_pb2.Plan, nodes: Sequence[str], share: plan_pb2.TierShare) -> str:
     """Say what share of a tier a table has."""
     size = f"at most {share.bytes:,} bytes" if share.bytes else "no share of its own"
     tier = plan_pb2.Tier.Name(share.tier).removeprefix("TIER_")
     table = table_name(plan, share.table_id)
-    return f"{tier} of {owner_name(plan, share.device)} for {table}: {size}"
+    return f"{tier} of {owner_name(nodes, share.device)} for {table}: {size}"
 
 
 def table_of(plan: plan_pb2.Plan, name: str) -> plan_pb2.PlannedTable:
@@ -243,4 +272,4 @@ def table_of(plan: plan_pb2.Plan, name: str) -> plan_pb2.PlannedTable:
         if table.name == name:
             return table
     names = ", ".join(table.name for table in plan.tables)
-    raise ProcessError(f"no table {name!r} in plan {plan.epoch}; it has {names}")
+    raise UsageError(f"no table {name!r} in plan {plan.epoch}; it has {names}")

@@ -1,4 +1,4 @@
-"""`doctor`: everything that a start depends on, and how to mend what is missing."""
+"""`doctor`: everything that a start depends on, and how to fix what is missing."""
 
 import ctypes.util
 import dataclasses
@@ -14,19 +14,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
-import rich.console
-import rich.table
 import typer
 
 from embertide import _store
-from embertide.server.adapters import redis, triton
+from embertide._common.terminal import Table, print_json, show_table, text
+from embertide.server.adapters import limits, redis, triton
+from embertide.server.adapters.installation import (
+    Installation,
+    InstallationError,
+    find_installation,
+)
+from embertide.server.adapters.known_holes import advice
 from embertide.server.adapters.process import ProcessError, check_port
-from embertide.server.cli.refusals import DEFAULT_BACKENDS, Backends, Json, print_json
+from embertide.server.adapters.server_command import TritonError, find_program
+from embertide.server.cli.common_options import DEFAULT_BACKENDS, Backends, Json, Triton
 
 # What the dense programs' default baseline, x86-64-v3, needs of a CPU.
 _CPU_FLAGS = {"avx2", "fma", "bmi2", "f16c"}
 _LEAST_MEMORY = 4 << 30
 _LEAST_DISK = 5 << 30
+_UNBOUNDED = 1 << 40
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,6 +44,7 @@ class Finding:
     ok: bool
     found: str
     remedy: str = ""
+    advice: str = ""  # of what is ok, and could be better
 
 
 def _python() -> Finding:
@@ -57,9 +65,23 @@ def _cpu() -> Finding:
 
 
 def _memory() -> Finding:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = limits.memory_bytes()
     found = f"{total / 2**30:.1f} GiB"
     return Finding("memory", total >= _LEAST_MEMORY, found, "4 GiB are the least for the demo")
+
+
+def _files() -> Finding:
+    files = limits.open_files()
+    found = "no limit" if files >= _UNBOUNDED else f"{files:,}"
+    remedy = f"a busy node opens thousands: `ulimit -Hn 65536`; it needs {limits.LEAST_FILES}"
+    return Finding("open files", files >= limits.GOOD_FILES, found, remedy)
+
+
+def _threads() -> Finding:
+    threads = limits.free_threads()
+    found = "no limit" if threads >= _UNBOUNDED else f"{threads:,} more may be started"
+    remedy = "raise `ulimit -u`, or the container's pids limit"
+    return Finding("threads", threads >= 4 * limits.LEAST_THREADS, found, remedy)
 
 
 def _disk() -> Finding:
@@ -146,21 +168,39 @@ def _package(name: str, extra: str) -> Finding:
         return Finding(name, False, "not installed", remedy)
 
 
-def _tritonserver() -> Finding:
+def _tritonserver(named: Path | None) -> Finding:
     try:
-        return Finding("tritonserver", True, str(triton.find_installation().binary))
-    except triton.TritonError as error:
-        return Finding("tritonserver", False, str(error), "pip install 'embertide[serve]'")
+        installation = find_installation(named)
+        version = installation.version()
+    except InstallationError as error:
+        remedy = "" if named else "pip install 'embertide[serve]'"
+        return Finding("tritonserver", False, str(error), remedy)
+    repaired = advice(version)
+    return Finding(
+        "tritonserver",
+        True,
+        f"{version}, {installation.binary}",
+        advice=f"with --front triton: {repaired}" if repaired else "",
+    )
+
+
+def _front() -> Finding:
+    try:
+        return Finding("embertide_server", True, str(find_program()))
+    except TritonError as error:
+        return Finding("embertide_server", False, str(error), "pip install 'embertide[serve]'")
 
 
 def _redis() -> Finding:
     try:
-        return Finding("redis-server", True, str(redis.find_binary()))
+        binary = redis.find_binary()
+        version = ".".join(map(str, redis.version_of(binary)))
+        return Finding("redis-server", True, f"{binary} {version}".strip())
     except redis.RedisError as error:
         return Finding("redis-server", False, str(error), "pip install 'embertide[serve]'")
 
 
-def _library(backends: Path, name: str) -> Finding:
+def _library(backends: Path, name: str, installation: Installation) -> Finding:
     path = backends / triton.BACKEND / name
     remedy = (
         "install a wheel that has it, or `make cpp` in a checkout; or give its folder by "
@@ -168,13 +208,12 @@ def _library(backends: Path, name: str) -> Finding:
     )
     if not path.is_file():
         return Finding(name, False, f"{path} is missing", remedy)
-    libraries = triton.find_installation().libraries
     listed = subprocess.run(
         ["ldd", str(path)],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "LD_LIBRARY_PATH": str(libraries)},
+        env={**os.environ, **installation.environment()},
     )
     missing = [line.split()[0] for line in listed.stdout.splitlines() if "not found" in line]
     # Triton's own library is there once the server runs.
@@ -209,10 +248,10 @@ def _compiler() -> Finding:
     return Finding("C++ compiler", ok, text, "apt-get install g++ (compiles dense nets)")
 
 
-def examine(backends: Path, ssd_directory: Path) -> Iterator[Finding]:
+def examine(backends: Path, ssd_directory: Path, tritonserver: Path | None) -> Iterator[Finding]:
     """Yield what was looked at, one after the other."""
     first: list[Callable[[], Finding]] = [
-        *(_python, _cpu, _vectors, _memory, _huge_pages, _numa, _disk)
+        *(_python, _cpu, _vectors, _memory, _files, _threads, _huge_pages, _numa, _disk)
     ]
     for look in first:
         yield look()
@@ -224,16 +263,16 @@ def examine(backends: Path, ssd_directory: Path) -> Iterator[Finding]:
     yield _compiler()
     yield _program("setpriv", "util-linux")
     yield _redis()
-    server = _tritonserver()
+    yield _front()
+    server = _tritonserver(tritonserver)
     yield server
     if server.ok:
-        yield _library(backends, "libtriton_embertide.so")
-        yield _library(backends, "libembertide_dense.so")
+        installation = find_installation(tritonserver)
+        yield _library(backends, "libtriton_embertide.so", installation)
+        yield _library(backends, "libembertide_dense.so", installation)
     for what, port, option in (
-        ("HTTP", 8000, "--http-port"),
         ("gRPC", 8001, "--grpc-port"),
         ("metrics", 8002, "--metrics-port"),
-        ("Redis", 16379, "--redis-port"),
     ):
         yield _port(what, port, option)
 
@@ -243,19 +282,24 @@ def command(
     ssd_directory: Annotated[
         Path, typer.Option(help="Where the SSD tier would lie.", file_okay=False)
     ] = Path(),
+    tritonserver: Triton = None,
     as_json: Json = False,
 ) -> None:
-    """Check everything that a start depends on, and say how to mend it."""
-    findings = list(examine(backends, ssd_directory))
+    """Check everything that a start depends on, and say how to fix it.
+
+    Exit status 1: something is missing or too little.
+    """
+    findings = list(examine(backends, ssd_directory, tritonserver))
     if as_json:
         print_json({"findings": [dataclasses.asdict(each) for each in findings]})
     else:
-        table = rich.table.Table("", "what", "found", show_lines=False)
+        table = Table("", "what", "found", show_lines=False)
         for each in findings:
-            mark = "[green]ok[/green]" if each.ok else "[red]no[/red]"
-            table.add_row(
-                mark, each.name, each.found if each.ok else f"{each.found}: {each.remedy}"
-            )
-        rich.console.Console().print(table)
+            mark = text("no", "red")
+            if each.ok:
+                mark = text("!", "yellow") if each.advice else text("ok", "green")
+            more = each.advice if each.ok else each.remedy
+            table.add_row(mark, each.name, f"{each.found}: {more}" if more else each.found)
+        show_table(table)
     if not all(each.ok for each in findings):
         raise typer.Exit(1)

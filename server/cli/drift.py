@@ -1,15 +1,15 @@
 """`drift`: what the control plane has decided about drift, and whether it acts by itself."""
 
-import datetime
 import re
 import time
 from typing import Annotated
 
-import rich.console
-import rich.table
 import typer
 
-from embertide.server.adapters.process import ProcessError
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import Table, say, show_table, time_text
+from embertide.server.adapters.process import UsageError
+from embertide.server.cli.common_options import Json
 from embertide.server.cli.control_client import (
     DEFAULT_CONTROL,
     Caller,
@@ -18,9 +18,14 @@ from embertide.server.cli.control_client import (
     calling,
     print_message,
 )
+from embertide.server.cli.drift_view import (
+    drift_facts,
+    drift_line,
+    outcome_name,
+    settings_facts,
+    settings_line,
+)
 from embertide.server.cli.gains import model_line
-from embertide.server.cli.refusals import Json, refusals
-from embertide.server.cli.tables import folding
 from embertide.server.core.drift.options import MODES
 from embertide.v1 import control_pb2
 
@@ -37,25 +42,11 @@ Reason = Annotated[str, typer.Option(help="Why, for people and the audit log.")]
 
 
 def _outcome(decision: control_pb2.Decision) -> str:
-    name: str = control_pb2.DecisionOutcome.Name(decision.outcome)
-    return name.removeprefix("DECISION_OUTCOME_").lower().replace("_", " ")
-
-
-def _mode(settings: control_pb2.DriftSettings) -> str:
-    return next((name for name, mode in MODES.items() if mode == settings.mode), "not known")
+    return outcome_name(decision.outcome).replace("_", " ")
 
 
 def _time(at_ms: int) -> str:
-    return datetime.datetime.fromtimestamp(at_ms / 1000).strftime("%m-%d %H:%M:%S")
-
-
-def _describe(settings: control_pb2.DriftSettings) -> str:
-    """Say how drift is treated now."""
-    text = f"mode {_mode(settings)}"
-    left_s = settings.frozen_until_ms / 1000 - time.time()
-    if left_s > 0:
-        text += f", frozen until {_time(settings.frozen_until_ms)}"
-    return text + (f" ({settings.reason})" if settings.reason else "")
+    return time_text(at_ms)
 
 
 def _gain(decision: control_pb2.Decision) -> tuple[str, str]:
@@ -73,12 +64,15 @@ def _list(caller: Caller, *, acted: bool, limit: int) -> control_pb2.ListDecisio
 
 
 def _show(answer: control_pb2.ListDecisionsResponse) -> None:
-    typer.echo(_describe(answer.settings))
-    typer.echo(model_line(answer.model))
+    if answer.HasField("status"):
+        say(drift_line(drift_facts(answer.status)))
+    else:
+        say(settings_line(settings_facts(answer.settings)))
+    say(model_line(answer.model))
     if not answer.decisions:
-        typer.echo("no decision yet: the first look comes with the first load reports")
+        say("no decision yet: the first look comes with the first load reports")
         return
-    table = folding(
+    table = Table(
         *("decision", "last at", "looks", "outcome", "predicted", "measured", "bytes", "triggers"),
         names=("decision", "last at", "outcome", "triggers"),
     )
@@ -92,9 +86,9 @@ def _show(answer: control_pb2.ListDecisionsResponse) -> None:
             f"{each.bytes:,}",
             ", ".join(each.triggers),
         )
-    rich.console.Console().print(table)
+    show_table(table)
     newest = answer.decisions[0]
-    typer.echo(f"{newest.id}: {newest.why}")
+    say(f"{newest.id}: {newest.why}")
 
 
 @app.callback()
@@ -120,7 +114,7 @@ def command(
     """
     if context.invoked_subcommand is not None:
         return
-    with refusals(as_json), calling(control, token_file) as caller:
+    with report_errors(as_json), calling(control, token_file) as caller:
         answer = _list(caller, acted=acted, limit=limit)
         if as_json:
             print_message(answer)
@@ -136,7 +130,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one decision with all its numbers. Example: embertide drift show look-12."""
-    with refusals(as_json), calling(control, token_file) as caller:
+    with report_errors(as_json), calling(control, token_file) as caller:
         answer = _list(caller, acted=False, limit=_PAGE)
         found = next((each for each in answer.decisions if each.id == decision), None)
         while found is None and answer.next_page_token:
@@ -146,7 +140,7 @@ def show(
             answer = caller.call("ListDecisions", request)
             found = next((each for each in answer.decisions if each.id == decision), None)
         if found is None:
-            raise ProcessError(f"no decision {decision!r}; `embertide drift` lists them")
+            raise UsageError(f"no decision {decision!r}; `embertide drift` lists them")
         if as_json:
             print_message(found)
         else:
@@ -155,7 +149,7 @@ def show(
 
 def _show_one(decision: control_pb2.Decision) -> None:
     predicted, measured = _gain(decision)
-    table = rich.table.Table("", "", show_header=False)
+    table = Table("", "", header=False)
     rows = {
         "outcome": _outcome(decision),
         "why": decision.why,
@@ -187,9 +181,9 @@ def _show_one(decision: control_pb2.Decision) -> None:
     )
     for name, value in rows.items():
         table.add_row(name, value)
-    rich.console.Console().print(table)
+    show_table(table)
     if decision.explanation:
-        typer.echo(decision.explanation)
+        say(decision.explanation)
 
 
 def _set(caller: Caller, settings: control_pb2.DriftSettings, *, as_json: bool) -> None:
@@ -198,7 +192,7 @@ def _set(caller: Caller, settings: control_pb2.DriftSettings, *, as_json: bool) 
     if as_json:
         print_message(now)
     else:
-        typer.echo(_describe(now))
+        say(settings_line(settings_facts(now)))
 
 
 @app.command("mode")
@@ -210,9 +204,9 @@ def set_mode(
     as_json: Json = False,
 ) -> None:
     """Set whether it acts by itself; outlives restarts. Example: embertide drift mode auto."""
-    with refusals(as_json), calling(control, token_file) as caller:
+    with report_errors(as_json), calling(control, token_file) as caller:
         if mode not in MODES:
-            raise ProcessError(f"mode is {mode!r}; use {', '.join(MODES)}")
+            raise UsageError(f"mode is {mode!r}; use {', '.join(MODES)}")
         settings = _list(caller, acted=False, limit=1).settings
         settings.mode, settings.reason = MODES[mode], reason
         _set(caller, settings, as_json=as_json)
@@ -227,13 +221,13 @@ def freeze(
     as_json: Json = False,
 ) -> None:
     """Let it begin nothing for a while. Example: embertide drift freeze 2h --reason release."""
-    with refusals(as_json), calling(control, token_file) as caller:
+    with report_errors(as_json), calling(control, token_file) as caller:
         found = _DURATION.fullmatch(duration)
         if found is None:
-            raise ProcessError(f"duration is {duration!r}; use a number and s, m, h or d, as 2h")
+            raise UsageError(f"duration is {duration!r}; use a number and s, m, h or d, as 2h")
         seconds = int(found[1]) * _SECONDS[found[2]]
         if seconds > _FREEZE_S_MAX:
-            raise ProcessError(f"duration is {duration}; at most 90d: use `drift mode advise`")
+            raise UsageError(f"duration is {duration}; at most 90d: use `drift mode advise`")
         settings = _list(caller, acted=False, limit=1).settings
         settings.frozen_until_ms = int((time.time() + seconds) * 1000) if seconds else 0
         settings.reason = reason

@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import grpc
-import rich.console
-import rich.table
 import typer
 
 from embertide import _store
-from embertide.server.adapters.process import ProcessError
+from embertide._common.commands import one_address
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import Table, print_json, say, show_table
+from embertide.server.adapters.process import ProcessError, UsageError
 from embertide.server.adapters.tls import dial
+from embertide.server.cli.common_options import Json
 from embertide.server.cli.control_client import (
     DEFAULT_CONTROL,
     Control,
@@ -20,7 +22,6 @@ from embertide.server.cli.control_client import (
     read_token,
     tls_towards,
 )
-from embertide.server.cli.refusals import Json, print_json, refusals
 from embertide.server.cli.snapshot import Files
 from embertide.server.core.plan.keys import bucket_of_key
 from embertide.v1 import control_pb2, node_pb2, node_pb2_grpc, plan_pb2, update_pb2
@@ -46,9 +47,12 @@ def _ask(
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise ProcessError(
-                    f"no node that shares a model answers at {address}: {error.details()}"
+                    f"no node that shares a model answers at {address}: give its --peer address "
+                    f"({error.details()})"
                 ) from error
-            raise ProcessError(f"{address}: {error.code().name}: {error.details()}") from error
+            raise ProcessError(
+                f"{address}: {error.code().name}: {error.details()}; see the node's log"
+            ) from error
     return said
 
 
@@ -111,7 +115,7 @@ def _in_snapshot(path: Path, table: str, key: int) -> dict[str, Any]:
     """
     files = Files(path)
     if table not in files.tables:
-        raise ProcessError(f"no table {table!r} in {files.path}; it has {', '.join(files.tables)}")
+        raise UsageError(f"no table {table!r} in {files.path}; it has {', '.join(files.tables)}")
     layout, bucket = files.tables[table].layout, bucket_of_key(key, files.tables[table].bucket_bits)
     records = files.records(table, bucket)
     live, payload_bytes = _store.find_record(layout, records, key) or (0, 0)
@@ -130,15 +134,15 @@ def _live_chunks(live: int) -> list[int]:
 
 
 def _show(table: str, key: int, said: dict[str, Any]) -> None:
-    view = rich.table.Table(title=f"key {key} of table {table}", show_header=False)
+    view = Table("", "", title=f"key {key} of table {table}", header=False)
     for name, value in said.items():
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         view.add_row(name.replace("_", " "), "-" if value is None else text or "none")
-    rich.console.Console().print(view)
+    show_table(view)
     if said.get("remote"):
-        typer.echo(f"{said['asked']} does not hold its bucket: it asks {said['node']} (remote)")
+        say(f"{said['asked']} does not hold its bucket: it asks {said['node']} (remote)")
     if not said["resident"]:
-        typer.echo("there is no row: the key reads as the table's default row")
+        say("there is no row: the key reads as the table's default row")
 
 
 def _key(given: str, text: bool) -> int:
@@ -153,12 +157,12 @@ def _key(given: str, text: bool) -> int:
 
             return int(text_keys([given])[0])
         except ImportError as error:
-            raise ProcessError(
+            raise UsageError(
                 f"key {given!r} is a text, which needs {error.name}: "
                 "pip install 'embertide[client]'"
             ) from error
     if not -(1 << 63) <= int(given) < 1 << 63:
-        raise ProcessError(f"key {given} is no 64-bit integer; --text if it is a text")
+        raise UsageError(f"key {given} is no 64-bit integer; --text if it is a text")
     return int(given)
 
 
@@ -173,8 +177,9 @@ def command(
     node: Annotated[
         str | None,
         typer.Option(
+            callback=one_address,
             help="HOST:PORT where peers reach a node, to ask it; without it the control plane asks "
-            "an owner of the key."
+            "an owner of the key.",
         ),
     ] = None,
     snapshot: Annotated[
@@ -191,7 +196,7 @@ def command(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Say where the row of a key lives: tier, device, live chunks, bytes, version, use.
+    """Show where the row of a key lives: tier, device, live chunks, bytes, version, use.
 
     The control plane asks an owner of the key; or a node is asked (one that shares its model: only
     those listen to peers), and, where it does not hold the bucket of the key, the peers that it
@@ -201,11 +206,11 @@ def command(
 
     Example: embertide explain song 'Blue in Green' --snapshot build/songs
     """
-    with refusals(as_json):
+    with report_errors(as_json):
         key = _key(given, text)
         if snapshot is not None:
             if node is not None or version:
-                raise ProcessError("--snapshot has one version and no node: leave those out")
+                raise UsageError("--snapshot has one version and no node: leave those out")
             said = _in_snapshot(snapshot, table, key)
         else:
             request = node_pb2.ExplainRequest(table=table, key=key % (1 << 64), version=version)

@@ -1,13 +1,14 @@
 """The fleet in facts and tables: nodes, devices, buckets, load skew, versions, staleness."""
 
 import collections
+import time
+from collections.abc import Set
 from typing import Any
 
-import rich.console
-import typer
-
-from embertide.server.cli.control_client import Caller, CallError, enum_name
-from embertide.server.cli.tables import folding
+from embertide._common.terminal import Table, age_text, say, show_table, time_text
+from embertide.server.cli.control_client import Caller, CallError, enum_name, message_facts
+from embertide.server.cli.drift_view import drift_facts, drift_line
+from embertide.server.cli.trainer_view import show_trainer, trainer_facts, trainer_line
 from embertide.server.core.plan.layout import Place, layout_of, place_name
 from embertide.server.core.plan.workload import device_work, measured, skew
 from embertide.v1 import control_pb2
@@ -24,41 +25,109 @@ def fleet_facts(caller: Caller) -> dict[str, Any]:
             "state": enum_name(control_pb2.NodeState, each.state).lower(),
             "versions": [each.versions.oldest.number, each.versions.newest.number],
             "plan_epoch": each.plan_epoch,
-            "staleness_ms": each.staleness_ms,
-            "last_beat_ms": each.last_beat_ms,
+            # What a dead one said last is not how it is.
+            "staleness_ms": each.staleness_ms if _lives(each) else None,
+            "last_beat_ms": None if each.unheard else each.last_beat_ms,
         }
         for each in status.nodes
     ]
-    newest = [node["versions"][1] for node in nodes if node["versions"][1]]
+    living = [node for node, each in zip(nodes, status.nodes, strict=True) if _lives(each)]
+    newest = [node["versions"][1] for node in living if node["versions"][1]]
     known = status.HasField("newest_committed")
     committed = status.newest_committed.number if known else None
+    front = max([*newest, committed or 0])
+    for node in nodes:
+        behind = front - node["versions"][1] if node["versions"][1] else None
+        node["versions_behind"] = behind if node in living else None
     return {
+        "at_ms": round(time.time() * 1000),
         "plan_epoch": status.plan_epoch,
         "open": caller.open,
         "nodes": nodes,
         "newest_committed": committed,
-        "versions_behind": max(*newest, committed or 0) - min(newest) if newest else 0,
-        **_devices(caller),
+        "versions_behind": front - min(newest) if newest else 0,
+        "trainer": trainer_facts(status.trainer) if status.HasField("trainer") else None,
+        "tasks": [message_facts(each) for each in status.tasks],
+        "refused": [message_facts(each) for each in status.refused],
+        "drift": drift_facts(status.drift) if status.HasField("drift") else None,
+        **_devices(caller, {node["node"] for node in living}),
     }
 
 
-def _devices(caller: Caller) -> dict[str, Any]:
+def faults(facts: dict[str, Any]) -> list[str]:
+    """Return what is wrong with a fleet, a line each with what to do; none: nothing is."""
+    found = []
+    trainer = facts["trainer"]
+    if trainer is not None and trainer["state"] in ("silent", "failed"):
+        found.append(trainer_line(trainer))
+    for node in facts["nodes"]:
+        if node["state"] == "dead":
+            since = age_text(node["last_beat_ms"] or 0)
+            found.append(
+                f"node {node['node']} is dead, its last beat {since} ago: start it again, or "
+                f"`embertide node drain {node['node']}`"
+            )
+    ahead = [each for each in facts["nodes"] if each["plan_epoch"] > facts["plan_epoch"]]
+    if ahead:
+        found.append(
+            f"node {ahead[0]['node']} acts by plan {ahead[0]['plan_epoch']}, and `state` has "
+            f"{facts['plan_epoch'] or 'none'}: it lost its keys, or is another store than the "
+            "nodes'; in the first case `embertide plan adopt`"
+        )
+    if facts["unowned_buckets"]:
+        found.append(
+            f"{facts['unowned_buckets']:,} buckets have no live owner, so their keys read as "
+            "defaults: start a dead node again, or drain it"
+        )
+    for group, count in facts["unowned_by_group"].items():
+        found.append(
+            f"{count:,} buckets have no live owner in group {group}, whose nodes ask another group "
+            "for them: start its dead nodes again"
+        )
+    found += [
+        f"the control plane's {task['name']} is {task['state']} since "
+        f"{time_text(int(task['since_ms']))}: {task['error']}; its log says more"
+        for task in facts["tasks"]
+        if task["state"] in ("failing", "no thread")
+    ]
+    found += [
+        f"node {each['node']} at {each['address']} was refused {int(each['count']):,} times, last "
+        f"at {time_text(int(each['last_ms']))}: {each['message']}"
+        for each in facts["refused"]
+    ]
+    return found
+
+
+def _lives(node: control_pb2.FleetNode) -> bool:
+    return node.state != control_pb2.NODE_STATE_DEAD
+
+
+def _devices(caller: Caller, living: Set[str]) -> dict[str, Any]:
     """Return the devices of the plan with what they own and read, and the skew of each group."""
     try:
         plan = caller.plan()
     except CallError as error:
         if error.code != "NOT_FOUND":
             raise
-        return {"devices": [], "skew": {}, "reads": []}
+        none: dict[str, Any] = {"devices": [], "skew": {}, "reads": [], "no_plan": str(error)}
+        return none | {"unowned_buckets": 0, "unowned_by_group": {}}
     load = caller.call("GetFleetLoad", control_pb2.GetFleetLoadRequest(hot_keys=1), 10.0)
     workload = measured(plan.topology, {each.node: each.load for each in load.nodes})
     layout = layout_of(plan.assignments)
     work = device_work(plan.topology, layout, workload)
     owned: collections.Counter[Place] = collections.Counter()
     moving: collections.Counter[Place] = collections.Counter()
+    group_of = {at: node.group for at, node in enumerate(plan.topology.nodes)}
+    alive = {at for at, node in enumerate(plan.topology.nodes) if node.name in living}
+    unowned, unowned_in = 0, collections.Counter[int]()
     for held in layout.values():
         owned.update(held.owners)
         moving.update((*held.joining, *held.leaving))
+        answering = {group_of[at.node] for at in held.owners if at.node in alive}
+        if answering:
+            unowned_in.update({group_of[at.node] for at in held.owners} - answering)
+        else:
+            unowned += 1
     groups: dict[int, list[int]] = collections.defaultdict(list)
     for at, each in work.items():
         groups[plan.topology.nodes[at.node].group].append(each.reads)
@@ -76,6 +145,8 @@ def _devices(caller: Caller) -> dict[str, Any]:
         ],
         "skew": {str(group): round(skew(reads), 3) for group, reads in sorted(groups.items())},
         "reads": [_reads(each) for each in load.nodes],
+        "unowned_buckets": unowned,
+        "unowned_by_group": {str(group): count for group, count in sorted(unowned_in.items())},
     }
 
 
@@ -106,8 +177,9 @@ def _committed(facts: dict[str, Any]) -> str:
 
 def show_nodes(facts: dict[str, Any]) -> None:
     """Print the nodes, and below them their addresses, whole."""
-    table = folding(
-        *("node", "group", "state", "versions", "plan", "staleness", "last beat"), names=("node",)
+    table = Table(
+        *("node", "group", "state", "versions", "behind", "plan", "staleness", "last beat"),
+        names=("node",),
     )
     for node in facts["nodes"]:
         oldest, newest = node["versions"]
@@ -116,32 +188,33 @@ def show_nodes(facts: dict[str, Any]) -> None:
             str(node["group"]),
             node["state"],
             f"{oldest}-{newest}" if newest else "none",
+            "-" if node["versions_behind"] is None else f"{node['versions_behind']:,}",
             str(node["plan_epoch"]),
-            f"{node['staleness_ms'] / 1000:.1f} s",
-            f"{node['last_beat_ms']} ms ago",
+            "-" if node["staleness_ms"] is None else age_text(node["staleness_ms"]),
+            "none yet" if node["last_beat_ms"] is None else f"{age_text(node['last_beat_ms'])} ago",
         )
-    rich.console.Console().print(table)
+    show_table(table)
     for node in facts["nodes"]:  # of a cluster's they have 60 characters and more
-        typer.echo(f"{node['node']} is at {node['address']}")
+        say(f"{node['node']} is at {node['address']}")
 
 
 def show_devices(facts: dict[str, Any]) -> None:
     """Print the devices, and how unevenly they are read."""
-    table = folding(
+    table = Table(
         *("device", "group", "buckets", "on their way", "reads", "bytes"), names=("device",)
     )
     for each in facts["devices"]:
         numbers = (each["group"], each["buckets"], each["moving"], each["reads"], each["bytes"])
         table.add_row(each["device"], *(f"{number:,}" for number in numbers))
     if facts["devices"]:
-        rich.console.Console().print(table)
+        show_table(table)
     for group, value in facts["skew"].items():
-        typer.echo(f"group {group}: max/mean of reads {value:.2f}")
+        say(f"group {group}: max/mean of reads {value:.2f}")
 
 
 def show_reads(facts: dict[str, Any]) -> None:
     """Print where the nodes' own requests were answered."""
-    table = folding(
+    table = Table(
         *("node", "own reads", "here", "hot rows", "asked of peers", "for peers", "round trip"),
         names=("node",),
     )
@@ -155,16 +228,24 @@ def show_reads(facts: dict[str, Any]) -> None:
             f"{each['peer_round_trip_us']:,} us" if each["peer_calls"] else "-",
         )
     if facts["reads"]:
-        rich.console.Console().print(table)
+        show_table(table)
 
 
 def show_fleet(facts: dict[str, Any]) -> None:
     """Print all of it."""
     epoch = facts["plan_epoch"]
-    typer.echo(
-        (f"plan {epoch}" if epoch else "no plan yet: it waits for nodes to register")
+    say(
+        f"{time_text(facts['at_ms'])}: "
+        + (f"plan {epoch}" if epoch else "no plan yet")
         + f", {_committed(facts)}, nodes at most {facts['versions_behind']} versions behind"
         + ("; OPEN: the control plane asks nobody for a token" if facts["open"] else "")
     )
+    if not epoch:
+        say(facts["no_plan"])
+    show_trainer(facts["trainer"])
     show_nodes(facts)
     show_devices(facts)
+    if facts["drift"] is not None:
+        say(drift_line(facts["drift"]))
+    for fault in faults(facts):
+        say(f"wrong: {fault}")

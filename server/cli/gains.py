@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import typer
-
+from embertide._common.terminal import say
 from embertide.v1 import control_pb2
 
 
@@ -29,7 +28,7 @@ def _line(what: str, before: float, after: float) -> str:
 
 def show_gain(before: control_pb2.PlanCost, after: control_pb2.PlanCost) -> None:
     """Print what a plan is predicted to gain, a second."""
-    typer.echo(
+    say(
         "predicted, a second: "
         + "; ".join(
             (

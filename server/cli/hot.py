@@ -2,9 +2,11 @@
 
 from typing import Annotated
 
-import rich.console
 import typer
 
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import Table, print_json, show_table
+from embertide.server.cli.common_options import Json
 from embertide.server.cli.control_client import (
     DEFAULT_CONTROL,
     Control,
@@ -13,8 +15,6 @@ from embertide.server.cli.control_client import (
     table_name,
 )
 from embertide.server.cli.fleet_view import fleet_facts, show_devices, show_reads
-from embertide.server.cli.refusals import Json, print_json, refusals
-from embertide.server.cli.tables import folding
 from embertide.v1 import control_pb2
 
 _SHOWN = ("reads", "devices", "skew")
@@ -26,11 +26,11 @@ def command(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Say which keys are hottest, where each node's reads are answered, and each device's load.
+    """Show which keys are hottest, where each node's reads are answered, and each device's load.
 
     Example: embertide hot --keys 50 --json
     """
-    with refusals(as_json), calling(control, token_file) as caller:
+    with report_errors(as_json), calling(control, token_file) as caller:
         plan = caller.plan()
         load = caller.call("GetFleetLoad", control_pb2.GetFleetLoadRequest(hot_keys=keys), 10.0)
         facts = fleet_facts(caller)
@@ -47,9 +47,9 @@ def command(
             print_json({"hot_keys": hot} | {name: facts[name] for name in _SHOWN})
             return
         columns = ("table", "key", "reads (at most)", "may be too large by")
-        table = folding(*columns, names=("table",))
+        table = Table(*columns, names=("table",))
         for row in hot:
             table.add_row(row["table"], str(row["key"]), f"{row['reads']:,}", f"{row['error']:,}")
-        rich.console.Console().print(table)
+        show_table(table)
         show_reads(facts)
         show_devices(facts)

@@ -67,6 +67,11 @@ class MetricsPage:
         yield "version", int(self.least("embertide_version", model=name))
         yield "watermark_ms", int(self.least("embertide_watermark_ms", model=name))
         yield "plan_epoch", int(self.least("embertide_plan_epoch", model=name))
+        if versions := self.labels("embertide_server_info", "version", model=name):
+            yield "tritonserver", ", ".join(versions)
+        for fact in ("restarts", "silences"):  # of one that `embertide serve` keeps
+            if f"embertide_server_{fact}_total" in self._samples:
+                yield fact, int(self.sum(f"embertide_server_{fact}_total", model=name))
         yield "rows", int(self.sum("embertide_rows", model=name))
         ddr, ssd = (
             self._by("embertide_table_rows", "table", name, tier=tier) for tier in ("ddr", "ssd")

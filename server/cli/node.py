@@ -4,6 +4,9 @@ from typing import Annotated
 
 import typer
 
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import print_json, say
+from embertide.server.cli.common_options import Json
 from embertide.server.cli.control_client import (
     DEFAULT_CONTROL,
     Control,
@@ -12,7 +15,6 @@ from embertide.server.cli.control_client import (
     new_id,
 )
 from embertide.server.cli.fleet_view import fleet_facts, show_nodes
-from embertide.server.cli.refusals import Json, print_json, refusals
 from embertide.server.cli.reshard import DryRun, NewId, Reason, Watch, start
 from embertide.v1 import control_pb2
 
@@ -34,7 +36,7 @@ def list_nodes(
     control: Control = DEFAULT_CONTROL, token_file: TokenFile = None, as_json: Json = False
 ) -> None:
     """List the nodes and how they are. Example: embertide node list."""
-    with refusals(as_json), calling(control, token_file) as caller:
+    with report_errors(as_json), calling(control, token_file) as caller:
         facts = fleet_facts(caller)
         if as_json:
             print_json({"nodes": facts["nodes"]})
@@ -54,7 +56,7 @@ def drain(
     as_json: Json = False,
 ) -> None:
     """Move all buckets away from a node. Example: embertide node drain node-2 --watch."""
-    with refusals(as_json), calling(control, token_file) as caller:
+    with report_errors(as_json), calling(control, token_file) as caller:
         request = control_pb2.StartReshardRequest(
             operation_id=id or new_id(), drain_node=node, dry_run=dry_run, reason=reason
         )
@@ -79,7 +81,7 @@ def add_group(
 
     Start its nodes first, with --group. They say that they are ready once the group owns all.
     """
-    with refusals(as_json), calling(control, token_file) as caller:
+    with report_errors(as_json), calling(control, token_file) as caller:
         request = control_pb2.StartReshardRequest(
             operation_id=id or new_id(),
             add_group=group,
@@ -109,7 +111,7 @@ def remove_group(
 
     Its nodes say at once that they are not ready, and answer on. Stop and remove them afterwards.
     """
-    with refusals(as_json), calling(control, token_file) as caller:
+    with report_errors(as_json), calling(control, token_file) as caller:
         request = control_pb2.StartReshardRequest(
             operation_id=id or new_id(),
             remove_group=group,
@@ -129,10 +131,10 @@ def remove(
     as_json: Json = False,
 ) -> None:
     """Forget a node that holds nothing. Example: embertide node remove node-2."""
-    with refusals(as_json), calling(control, token_file) as caller:
+    with report_errors(as_json), calling(control, token_file) as caller:
         request = control_pb2.RemoveNodeRequest(request_id=new_id(), node=node)
         caller.call("RemoveNode", request)
         if as_json:
             print_json({"removed": node})
         else:
-            typer.echo(f"{node} is forgotten; its name is free, or will be in a minute if it lives")
+            say(f"{node} is forgotten; its name is free, or will be in a minute if it lives")

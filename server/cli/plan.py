@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import rich.console
 import typer
 
-from embertide.server.adapters.process import ProcessError
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import Table, print_json, say, show_table
+from embertide.server.adapters.process import ProcessError, UsageError
+from embertide.server.cli.common_options import Json
 from embertide.server.cli.control_client import (
     DEFAULT_CONTROL,
     Caller,
@@ -15,6 +17,7 @@ from embertide.server.cli.control_client import (
     TokenFile,
     calling,
     message_facts,
+    new_id,
     owner_name,
     print_message,
     share_line,
@@ -23,11 +26,9 @@ from embertide.server.cli.control_client import (
 )
 from embertide.server.cli.fleet_view import fleet_facts, show_devices
 from embertide.server.cli.gains import gain_facts, model_line, show_gain
-from embertide.server.cli.refusals import Json, print_json, refusals
-from embertide.server.cli.tables import folding
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.layout import Bucket, Holders, layout_of, place_name
-from embertide.server.core.plan.moves import changes
+from embertide.server.core.plan.names import NamedHolders, changes, names_of
 from embertide.server.core.plan.ranks import FORMAT, for_ranks
 from embertide.server.core.plan.workload import measured
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
@@ -38,12 +39,20 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 _SHOWN = 100
+_ADOPT_S = 30.0
 
 
 def _names(plan: plan_pb2.Plan, held: Holders) -> dict[str, list[str]]:
     return {
         what: [place_name(plan.topology, at) for at in places]
         for what, places in zip(Holders._fields, held, strict=True)
+    }
+
+
+def _texts(held: NamedHolders) -> dict[str, list[str]]:
+    return {
+        what: list(map(str, devices))
+        for what, devices in zip(NamedHolders._fields, held, strict=True)
     }
 
 
@@ -63,37 +72,38 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show a plan. Example: embertide plan show --epoch 7."""
-    with refusals(as_json), calling(control, token_file) as caller:
+    with report_errors(as_json), calling(control, token_file) as caller:
         plan = caller.plan(epoch)
         if as_json:
             print_message(plan)
             return
+        nodes = names_of(plan.topology)
         made = f"operation {plan.operation_id}" if plan.operation_id else "no operation"
-        typer.echo(
+        say(
             f"plan {plan.epoch} by {plan.planner or 'nobody'} ({made}): "
             f"{len(plan.topology.nodes)} nodes, {len(plan.assignments)} assignments"
         )
         columns = ("table", "buckets", "owners", "joining", "leaving")
-        table = folding(*columns, names=set(columns) - {"buckets"})
+        table = Table(*columns, names=set(columns) - {"buckets"})
         for each in plan.assignments[:_SHOWN]:
             last = each.bucket_begin + each.bucket_count - 1
             table.add_row(
                 table_name(plan, each.table_id),
                 f"{each.bucket_begin}-{last}" if each.bucket_count > 1 else str(last),
                 *(
-                    " ".join(owner_name(plan, at) for at in places)
+                    " ".join(owner_name(nodes, at) for at in places)
                     for places in (each.owners, each.joining, each.leaving)
                 ),
             )
-        rich.console.Console().print(table)
+        show_table(table)
         if len(plan.assignments) > _SHOWN:
-            typer.echo(f"and {len(plan.assignments) - _SHOWN} more; --json lists all")
+            say(f"and {len(plan.assignments) - _SHOWN} more; --json lists all")
         for group in plan.topology.partial_groups:
-            typer.echo(f"group {group} is being added or removed: it does not own every bucket")
+            say(f"group {group} is being added or removed: it does not own every bucket")
         for hot in plan.hot_rows:
-            typer.echo(f"hot rows of {table_name(plan, hot.table_id)}: {hot.rows:,} a node")
+            say(f"hot rows of {table_name(plan, hot.table_id)}: {hot.rows:,} a node")
         for share in plan.tier_shares:
-            typer.echo(share_line(plan, share))
+            say(share_line(plan, nodes, share))
 
 
 @app.command("explain")
@@ -105,13 +115,13 @@ def explain(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a plan costs and why it is so, or who holds a bucket and how it is read.
+    """Show what a plan costs and why it is so, or who holds a bucket and how it is read.
 
     Example: embertide plan explain
 
     Example: embertide plan explain user/3
     """
-    with refusals(as_json), calling(control, token_file) as caller:
+    with report_errors(as_json), calling(control, token_file) as caller:
         plan = caller.plan()
         if where is None:
             _explain_plan(caller, plan, as_json=as_json)
@@ -119,7 +129,7 @@ def explain(
         name, _, number = where.rpartition("/")
         table = table_of(plan, name)
         if not number.isdecimal() or int(number) >= 1 << table.bucket_bits:
-            raise ProcessError(
+            raise UsageError(
                 f"bucket is {number!r}; table {name!r} has buckets 0 to "
                 f"{(1 << table.bucket_bits) - 1}"
             )
@@ -144,12 +154,12 @@ def explain(
         if as_json:
             print_json(facts)
             return
-        typer.echo(f"bucket {at.bucket} of table {name!r}, plan {plan.epoch}: {_text(facts)}")
+        say(f"bucket {at.bucket} of table {name!r}, plan {plan.epoch}: {_text(facts)}")
         for node, work in read.items():
-            typer.echo(f"  {node}: {work['reads']:,} reads, {work['bytes']:,} bytes")
+            say(f"  {node}: {work['reads']:,} reads, {work['bytes']:,} bytes")
         for node, keys in asked.items():
             if any(keys.values()):
-                typer.echo(
+                say(
                     f"  wanted by {node}: {keys['here']:,} keys answered there, {keys['hot']:,} by "
                     f"copies of hot rows, {keys['asked']:,} asked of peers"
                 )
@@ -187,18 +197,18 @@ def _explain_plan(caller: Caller, plan: plan_pb2.Plan, *, as_json: bool) -> None
         print_json(facts | {"model": message_facts(decisions.model)})
         return
     made = f"operation {plan.operation_id}" if plan.operation_id else "no operation"
-    typer.echo(f"plan {plan.epoch} by {plan.planner or 'nobody'} ({made})")
+    say(f"plan {plan.epoch} by {plan.planner or 'nobody'} ({made})")
     show_devices(facts | {"skew": {}})
     for table, rows in facts["hot_rows"].items():
-        typer.echo(f"hot rows of {table}: {rows:,} a node")
+        say(f"hot rows of {table}: {rows:,} a node")
     if "predicted" in facts:
         show_gain(operation.before, operation.after)
     if "measured_gain" in facts:
-        typer.echo(
+        say(
             f"gain predicted {100 * facts['predicted_gain']:.1f} %, "
             f"measured {100 * facts['measured_gain']:.1f} %"
         )
-    typer.echo(model_line(decisions.model))
+    say(model_line(decisions.model))
 
 
 @app.command("diff")
@@ -209,29 +219,29 @@ def diff(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Say which buckets two plans hold elsewhere. Example: embertide plan diff 3 7."""
-    with refusals(as_json), calling(control, token_file) as caller:
+    """Show which buckets two plans hold elsewhere. Example: embertide plan diff 3 7."""
+    with report_errors(as_json), calling(control, token_file) as caller:
         old, new = caller.plan(before), caller.plan(after)
         found: list[dict[str, Any]] = [
             {
                 "table": table_name(new, at.table),
                 "bucket": at.bucket,
-                "before": _names(old, was),
-                "after": _names(new, now),
+                "before": _texts(was),
+                "after": _texts(now),
             }
             for at, (was, now) in changes(old, new).items()
         ]
         if as_json:
             print_json({"before": before, "after": after, "changes": found})
             return
-        typer.echo(f"{len(found)} buckets differ between plan {before} and plan {after}")
+        say(f"{len(found)} buckets differ between plan {before} and plan {after}")
         for each in found[:_SHOWN]:
-            typer.echo(
+            say(
                 f"  {each['table']}/{each['bucket']}: {_text(each['before'])} -> "
                 f"{_text(each['after'])}"
             )
         if len(found) > _SHOWN:
-            typer.echo(f"and {len(found) - _SHOWN} more; --json lists all")
+            say(f"and {len(found) - _SHOWN} more; --json lists all")
 
 
 @app.command("ranks")
@@ -246,7 +256,7 @@ def ranks(
 
     Example: embertide plan ranks 4 plan.json, then embertide train --nproc 4 --plan plan.json ...
     """
-    with refusals(as_json), calling(control, token_file) as caller:
+    with report_errors(as_json), calling(control, token_file) as caller:
         tables = caller.plan().tables
         fleet = caller.call("GetFleetLoad", control_pb2.GetFleetLoadRequest(hot_keys=1), 10.0)
         loads = [each for node in fleet.nodes for each in node.load.buckets]
@@ -255,13 +265,56 @@ def ranks(
             said = {"format": FORMAT, "ranks": ranks, "tables": made.owners}
             output.write_text(json.dumps(said) + "\n", encoding="utf-8")
         except RefusedError as error:
-            raise ProcessError(str(error)) from error
+            raise UsageError(str(error)) from error
         except OSError as error:
-            raise ProcessError(f"{output} cannot be written: {error.strerror}") from error
+            raise ProcessError(
+                f"{output} cannot be written: {error.strerror}; give another path"
+            ) from error
         if as_json:
             print_json({"file": str(output), "ranks": ranks, "unevenness": made.unevenness})
             return
-        typer.echo(
+        say(
             f"{output}: {sum(map(len, made.owners.values()))} buckets of {len(made.owners)} tables "
             f"over {ranks} ranks; the dearest has {made.unevenness:.2f} times the mean to do"
         )
+
+
+@app.command("adopt")
+def adopt(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the plan would be; write nothing.")
+    ] = False,
+    reason: Annotated[str, typer.Option(help="Why, for the audit log and people.")] = "",
+    control: Control = DEFAULT_CONTROL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Go on from what nodes hold, after the state store lost its keys.
+
+    The control plane asks the live nodes which buckets they hold, and writes a plan that says the
+    same, with an epoch above theirs. Operations that were at work end.
+
+    Example: embertide plan adopt --dry-run
+    """
+    with report_errors(as_json), calling(control, token_file) as caller:
+        answer = caller.call(
+            "AdoptPlan",
+            control_pb2.AdoptPlanRequest(request_id=new_id(), dry_run=dry_run, reason=reason),
+            _ADOPT_S,
+        )
+        if as_json:
+            print_message(answer)
+            return
+        table = Table("node", "acted by plan", "buckets held", names=("node",))
+        for each in answer.nodes:
+            table.add_row(each.node, str(each.plan_epoch), f"{each.buckets:,}")
+        show_table(table)
+        lacking = answer.buckets_unheld
+        say(
+            f"plan {answer.plan_epoch} {'would say' if dry_run else 'says'} what they hold"
+            + (f"; {lacking:,} buckets that nobody holds are loaded from files" if lacking else "")
+        )
+        if answer.operations_ended:
+            say(f"ended: {', '.join(answer.operations_ended)}")
+        if not dry_run:
+            say("drift settings, limits of hot rows and shares of DDR are to be set again")

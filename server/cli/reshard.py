@@ -1,15 +1,25 @@
 """`reshard`: move buckets while they are served; watch, pause, resume, abort, undo."""
 
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import rich.console
 import rich.progress
 import typer
 
-from embertide.server.adapters.process import ProcessError
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import (
+    ProgressText,
+    Table,
+    age_text,
+    progress_bar,
+    say,
+    show_table,
+    time_text,
+)
+from embertide.server.adapters.process import ProcessError, UsageError
+from embertide.server.cli.common_options import Json
 from embertide.server.cli.control_client import (
     DEFAULT_CONTROL,
     Caller,
@@ -25,8 +35,6 @@ from embertide.server.cli.control_client import (
     table_name,
 )
 from embertide.server.cli.gains import model_line, show_gain
-from embertide.server.cli.refusals import Json, refusals
-from embertide.server.cli.tables import folding
 from embertide.server.cli.target import read_target
 from embertide.server.core.demand import PLANNED_BY_S
 from embertide.server.core.plan.hot import NO_LIMIT
@@ -42,7 +50,7 @@ Id = Annotated[str, typer.Argument(help="The operation's id.")]
 NewId = Annotated[
     str | None, typer.Option(help="The operation's id; the same id starts nothing anew.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would move; move nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would move; move nothing.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Stay until it has ended.")]
 Reason = Annotated[str, typer.Option(help="Why, for the audit log and people.")]
 
@@ -53,10 +61,7 @@ def start(
     """Start an operation, say what it moves, and stay if asked to."""
     answer = caller.call("StartReshard", request, _THINKING_S)
     if not as_json:
-        plan = caller.plan()
-        known = {node.name for node in plan.topology.nodes}
-        plan.topology.nodes.extend(node for node in answer.added_nodes if node.name not in known)
-        _show(plan, answer, dry_run=request.dry_run)
+        _show(caller.plan(), answer, dry_run=request.dry_run)
     if watch and not request.dry_run:
         follow(caller, request.operation_id, as_json=as_json)
     elif as_json:
@@ -69,14 +74,13 @@ def follow(caller: Caller, id: str, *, as_json: bool) -> None:
     Raises:
         ProcessError: It ended short of its goal.
     """
-    bar = rich.progress.Progress(
-        rich.progress.TextColumn("{task.fields[state]}"),
+    bar = progress_bar(
+        ProgressText("{task.fields[state]}"),
         rich.progress.BarColumn(),
-        rich.progress.TextColumn("{task.completed}/{task.total} buckets"),
-        rich.progress.TextColumn("{task.fields[eta]}"),
-        rich.progress.TextColumn("{task.description}"),
-        console=rich.console.Console(stderr=True),
-        disable=as_json or not sys.stderr.isatty(),
+        ProgressText("{task.completed}/{task.total} buckets"),
+        ProgressText("{task.fields[eta]}"),
+        ProgressText("{task.description}"),
+        shown=not as_json,
     )
     operation = control_pb2.Operation(id=id)
     with bar:
@@ -92,13 +96,16 @@ def follow(caller: Caller, id: str, *, as_json: bool) -> None:
                 eta=f"{operation.eta_ms / 1000:.0f} s left" if operation.eta_ms else "",
             )
             if bar.disable and not as_json:
-                typer.echo(_line(operation))
+                say(_line(operation))
     if as_json:
         print_message(operation)
     elif not bar.disable:
-        typer.echo(_line(operation))
+        say(_line(operation))
     if operation.state != control_pb2.OPERATION_STATE_SUCCEEDED:
-        raise ProcessError(f"operation {id} ended short of its goal: {operation.message}")
+        raise ProcessError(
+            f"operation {id} ended short of its goal (see `embertide reshard list`): "
+            f"{operation.message}{_next_step(operation)}"
+        )
 
 
 def _watched(caller: Caller, id: str) -> Any:
@@ -129,45 +136,54 @@ def _line(operation: control_pb2.Operation) -> str:
     )
 
 
+def _next_step(operation: control_pb2.Operation) -> str:
+    """Say what to do after an operation that ended short of its goal."""
+    if not operation.buckets_done:
+        return "; nothing has moved: start it again once that is mended"
+    return (
+        f"; the {operation.buckets_done:,} buckets that have moved stay: start it again to go on, "
+        f"or `embertide reshard undo {operation.id}`"
+    )
+
+
 def _show(plan: plan_pb2.Plan, answer: control_pb2.StartReshardResponse, *, dry_run: bool) -> None:
     """Print what an operation moves, and what it is predicted to gain."""
+    # A control plane of a build before names nodes by their positions in the plan alone.
+    nodes = answer.nodes or [node.name for node in (*plan.topology.nodes, *answer.added_nodes)]
     verb = "would move" if dry_run else "moves"
-    typer.echo(
+    say(
         f"operation {answer.operation.id} {verb} {len(answer.moves)} buckets, "
         f"{answer.operation.bytes_total:,} bytes\n{answer.explanation}"
     )
-    console = rich.console.Console()
-    moves = folding(
+    moves = Table(
         *("table", "bucket", "from", "to", "reads", "bytes"), names=("table", "from", "to")
     )
     for move in answer.moves[:_SHOWN]:
         moves.add_row(
             table_name(plan, move.table_id),
             str(move.bucket),
-            owner_name(plan, move.source) if move.HasField("source") else "-",
-            owner_name(plan, move.target) if move.HasField("target") else "-",
+            owner_name(nodes, move.source) if move.HasField("source") else "-",
+            owner_name(nodes, move.target) if move.HasField("target") else "-",
             f"{move.reads:,}",
             f"{move.bytes:,}",
         )
     if answer.moves:
-        console.print(moves)
+        show_table(moves)
     if len(answer.moves) > _SHOWN:
-        typer.echo(f"and {len(answer.moves) - _SHOWN} more; --json lists all")
+        say(f"and {len(answer.moves) - _SHOWN} more; --json lists all")
     for hot in answer.hot_rows:
         rows = "as many as fit" if hot.rows == NO_LIMIT else f"{hot.rows:,}"
-        typer.echo(f"hot rows of {table_name(plan, hot.table_id)}: {rows} a node")
+        say(f"hot rows of {table_name(plan, hot.table_id)}: {rows} a node")
     for share in answer.tier_shares:
-        typer.echo(share_line(plan, share))
-    devices = folding(
-        *("device", "reads", "reads after", "bytes", "bytes after"), names=("device",)
-    )
+        say(share_line(plan, nodes, share))
+    devices = Table(*("device", "reads", "reads after", "bytes", "bytes after"), names=("device",))
     for each in answer.devices:
         numbers = (each.reads_before, each.reads_after, each.bytes_before, each.bytes_after)
-        devices.add_row(owner_name(plan, each.device), *(f"{number:,}" for number in numbers))
-    console.print(devices)
+        devices.add_row(owner_name(nodes, each.device), *(f"{number:,}" for number in numbers))
+    show_table(devices)
     if answer.HasField("before"):
         show_gain(answer.before, answer.after)
-        typer.echo(model_line(answer.model))
+        say(model_line(answer.model))
 
 
 @app.callback()
@@ -212,9 +228,9 @@ def command(
     """
     if context.invoked_subcommand is not None:
         return
-    with refusals(as_json), calling(control, token_file) as caller:
+    with report_errors(as_json), calling(control, token_file) as caller:
         if (planner is None) == (target is None):
-            raise ProcessError(
+            raise UsageError(
                 "give either --planner greedy or --target FILE; `embertide reshard --help` has more"
             )
         request = control_pb2.StartReshardRequest(
@@ -246,7 +262,7 @@ def undo(
     as_json: Json = False,
 ) -> None:
     """Move the buckets of an ended operation back. Example: embertide reshard undo ID --watch."""
-    with refusals(as_json), calling(control, token_file) as caller:
+    with report_errors(as_json), calling(control, token_file) as caller:
         request = control_pb2.StartReshardRequest(
             operation_id=new_id(), undo_operation=operation, dry_run=dry_run, reason=reason
         )
@@ -261,7 +277,7 @@ def watch_operation(
     as_json: Json = False,
 ) -> None:
     """Show an operation's progress to its end. Example: embertide reshard watch ID."""
-    with refusals(as_json), calling(control, token_file) as caller:
+    with report_errors(as_json), calling(control, token_file) as caller:
         caller.call("GetOperation", control_pb2.GetOperationRequest(id=operation))
         follow(caller, operation, as_json=as_json)
 
@@ -273,13 +289,15 @@ def _steer(steering: "control_pb2.Steering.ValueType", text: str) -> Any:
         token_file: TokenFile = None,
         as_json: Json = False,
     ) -> None:
-        with refusals(as_json), calling(control, token_file) as caller:
+        with report_errors(as_json), calling(control, token_file) as caller:
             request = control_pb2.SteerOperationRequest(id=operation, steering=steering)
             after = caller.call("SteerOperation", request).operation
             if as_json:
                 print_message(after)
-            else:
-                typer.echo(_line(after))
+                return
+            say(_line(after))
+            if steering == control_pb2.STEERING_ABORT:
+                say(_next_step(after).removeprefix("; "))
 
     command.__doc__ = text
     return command
@@ -304,9 +322,33 @@ def list_operations(
     control: Control = DEFAULT_CONTROL, token_file: TokenFile = None, as_json: Json = False
 ) -> None:
     """List the newest operations. Example: embertide reshard list --json."""
-    with refusals(as_json), calling(control, token_file) as caller:
+    with report_errors(as_json), calling(control, token_file) as caller:
         answer = caller.call("ListOperations", control_pb2.ListOperationsRequest())
         if as_json:
             print_message(answer)
-        for operation in () if as_json else answer.operations:
-            typer.echo(_line(operation))
+        elif not answer.operations:
+            say("no operation yet: `embertide reshard --planner auto --dry-run` says what one does")
+        else:
+            _show_list(answer.operations)
+
+
+def _show_list(operations: Sequence[control_pb2.Operation]) -> None:
+    """Print operations: when, who, why, and what came of them."""
+    table = Table(
+        *("operation", "began", "took", "state", "buckets", "by", "reason"),
+        names=("operation", "by", "reason"),
+    )
+    for each in operations:
+        table.add_row(
+            f"{each.id} ({each.kind})",
+            time_text(each.created_ms),
+            age_text(each.ended_ms - each.created_ms) if each.ended_ms else "goes on",
+            enum_name(control_pb2.OperationState, each.state),
+            f"{each.buckets_done:,}/{each.buckets_total:,}",
+            each.author or "not asked",
+            each.reason or "none given",
+        )
+    show_table(table)
+    for each in operations[:1]:
+        if each.message:
+            say(f"{each.id}: {each.message}")

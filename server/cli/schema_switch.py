@@ -17,11 +17,13 @@ from typing import Any
 
 import grpc
 
+from embertide._common.reporting import system_error
 from embertide.server.adapters import triton
 from embertide.server.adapters.schema import schema_of
 from embertide.server.cli.metrics_page import MetricsPage
 
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 5.0, 300.0
+_LONGEST_PAUSE_S = 5.0  # where the system refused: once there is room, it is used soon
 _MIB = 1 << 20
 # What the backend writes into `ssd_directory`.
 _SSD_FILES = ("device-*.log", "seal.json", "seal-*.rows")
@@ -134,13 +136,26 @@ class SchemaSwitch:
             self._ssd.keep(options.ssd_directory)
         served = self._schemas()
         self.served = served[0] if served else ""
+        self._restarts = server.restarts
 
     def poll(self) -> None:
         """Look at the publication, and at a load in flight; returns at once.
 
+        What the system refuses, as a file on a full drive, is said and tried again: the schema that
+        is served goes on.
+
         Raises:
             TritonError: The server's metrics cannot be read; call again.
         """
+        try:
+            self._poll()
+        except OSError as error:
+            self._delay_s = min(self._delay_s, _LONGEST_PAUSE_S)
+            self._retry(system_error(error))
+
+    def _poll(self) -> None:
+        if self._restarts != self._server.restarts:
+            self._restarted()
         if self._load is not None:
             if self._load.call.done():
                 self._end(self._load)
@@ -161,6 +176,25 @@ class SchemaSwitch:
             self._seen = newest
         elif self._may(newest, schema):
             self._begin(newest, schema)
+
+    def server_ended(self) -> None:
+        """Have a server that ended start with what it served: loading another may have ended it."""
+        load, self._load = self._load, None
+        if load is None:
+            return
+        if load.call.done() and load.call.exception() is None:
+            self.served, self._options = load.schema, load.options
+            return
+        triton.write_model(self._server.options.repository, self._name, self._options)
+        self._retry(f"schema {load.schema} was not loaded when the server ended")
+
+    def _restarted(self) -> None:
+        if not (served := self._schemas()):
+            return
+        self._restarts, self.served = self._server.restarts, served[0]
+        self._seen, self._old_is_there = None, False
+        if self._ssd:
+            self._ssd.keep(self._options.ssd_directory)
 
     def _page(self) -> MetricsPage:
         return MetricsPage(self._server.metrics())

@@ -11,18 +11,26 @@ from urllib.parse import quote, unquote, urlsplit
 
 import typer
 
-from embertide.server.adapters import triton
-from embertide.server.adapters.process import ProcessError
-from embertide.server.adapters.schema import schema_of
+from embertide._common.addresses import join_address
+from embertide._common.commands import a_name, address, bare_host, one_address
+from embertide._common.private import own_folder, write_private
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import say
+from embertide.server.adapters import silence, triton
+from embertide.server.adapters.kept_server import KeptServer
+from embertide.server.adapters.limits import check_limits
+from embertide.server.adapters.process import ProcessError, UsageError
+from embertide.server.adapters.schema import model_of, schema_of
+from embertide.server.adapters.server_command import Front
 from embertide.server.cli import schema_switch
-from embertide.server.cli.mirror import Mirror
-from embertide.server.cli.refusals import (
+from embertide.server.cli.common_options import (
     DEFAULT_BACKENDS,
     Backends,
     HealthListen,
+    Triton,
     read_secret,
-    refusals,
 )
+from embertide.server.cli.mirror import Mirror
 from embertide.server.cli.snapshot import newest_snapshot
 
 _MIB = 1 << 20
@@ -37,7 +45,7 @@ def _is_snapshot(path: Path) -> bool:
         return True
     if (path / "snapshots").is_dir():
         return False
-    raise ProcessError(
+    raise UsageError(
         f"{path} holds neither a snapshot (manifest.json) nor a publication (snapshots/): give the "
         "folder that `embertide import` or `embertide train` wrote"
     )
@@ -48,10 +56,22 @@ def _schema(path: Path) -> str | None:
     try:
         return schema_of(newest_snapshot(path))
     except (OSError, ValueError, KeyError) as error:
-        typer.echo(f"clients are told no features of this model: {error}", err=True)
+        say(f"clients are told no features of this model: {error}", err=True)
         return None  # what the net needs, the backend proves, too
     except ProcessError:
         return None
+
+
+def _model_name(path: Path) -> str:
+    """Return the name of the model in a snapshot or a publication.
+
+    Raises:
+        ProcessError: It is not said, or no name for Triton.
+    """
+    try:
+        return model_of(newest_snapshot(path))
+    except (OSError, ValueError) as error:
+        raise ProcessError(f"{path} names no model ({error}): give one, --name") from error
 
 
 def _admin_key(path: Path | None) -> str:
@@ -60,7 +80,7 @@ def _admin_key(path: Path | None) -> str:
         return secrets.token_urlsafe(32)
     key = read_secret("--admin-key-file", path)
     if not _KEY.fullmatch(key):
-        raise ProcessError(
+        raise UsageError(
             f"--admin-key-file {path} holds no key: give one line of 16 to 256 letters, digits, "
             "- and _, as `openssl rand -hex 32` makes it"
         )
@@ -71,14 +91,11 @@ def without_password(name: str, url: str | None, directory: Path) -> str | None:
     """Put the password of a Redis URL in a file of ours: Triton shows its configuration to all."""
     parts = urlsplit(url or "")
     if "password=" in parts.query:
-        raise ProcessError(f"--{name} has a password in its query; write ?password_file=PATH")
+        raise UsageError(f"--{name} has a password in its query; write ?password_file=PATH")
     if url is None or not parts.password:
         return url
     path = (directory / f"{name}.password").absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600)
-    path.write_text(unquote(parts.password))
+    write_private(path, unquote(parts.password).encode())
     place = parts.netloc.rpartition("@")[2]
     query = "&".join(filter(None, (parts.query, f"password_file={quote(str(path))}")))
     user = f"{parts.username}@" if parts.username else ""
@@ -103,7 +120,12 @@ def command(
     kind: Annotated[
         str, typer.Option(help="ranking (scores) or lookup (embeddings, needs no dense net).")
     ] = "ranking",
-    name: Annotated[str, typer.Option(help="The model's name in Triton.")] = "news",
+    name: Annotated[
+        str | None,
+        typer.Option(
+            callback=a_name, help="The model's name in Triton.", show_default="the name that it has"
+        ),
+    ] = None,
     devices: Annotated[int, typer.Option(help="CPU devices that share the rows.")] = 1,
     numa_nodes: Annotated[
         str,
@@ -134,7 +156,7 @@ def command(
     table_budget: Annotated[
         list[str] | None,
         typer.Option(
-            help="Room of those budgets that a table has to itself, and its policy: "
+            help="Budget reserved for one table, and its policy: "
             "TABLE=DDR_BYTES[/SSD_BYTES[/POLICY]]; may be given several times. "
             "`embertide cache-sim` compares the policies."
         ),
@@ -177,7 +199,9 @@ def command(
             min=0,
         ),
     ] = 300.0,
-    node: Annotated[str, typer.Option(help="What this node calls itself.")] = "node-0",
+    node: Annotated[
+        str, typer.Option(callback=a_name, help="What this node calls itself.")
+    ] = "node-0",
     state: Annotated[
         str | None,
         typer.Option(
@@ -186,10 +210,14 @@ def command(
         ),
     ] = None,
     control: Annotated[
-        str | None, typer.Option(help="HOST:PORT of the control plane to register with.")
+        str | None,
+        typer.Option(callback=address, help="HOST:PORT of the control plane to register with."),
     ] = None,
     peer: Annotated[
-        str | None, typer.Option(help="HOST:PORT where peers reach this node; it listens there.")
+        str | None,
+        typer.Option(
+            callback=one_address, help="HOST:PORT where peers reach this node; it listens there."
+        ),
     ] = None,
     health_listen: HealthListen = None,
     group: Annotated[
@@ -222,7 +250,8 @@ def command(
     peer_listen: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT to listen on for peers, if not --peer: 0.0.0.0:7200 is all addresses."
+            callback=one_address,
+            help="HOST:PORT to listen on for peers, if not --peer: 0.0.0.0:7200 is all addresses.",
         ),
     ] = None,
     max_degraded_share: Annotated[
@@ -284,6 +313,14 @@ def command(
     start_timeout_s: Annotated[
         float, typer.Option(help="Time that loading may take.", min=1)
     ] = 3600.0,
+    silent_s: Annotated[
+        float,
+        typer.Option(
+            help="A server that is ready, and then answers nobody for so many seconds, is ended "
+            "and started again; 0: never. One that is loading or busy is left alone.",
+            min=0,
+        ),
+    ] = silence.DEFAULT_S,
     leave_s: Annotated[
         float,
         typer.Option(
@@ -305,31 +342,91 @@ def command(
     directory: Annotated[
         Path, typer.Option(help="Folder of the model repository and the log.")
     ] = Path("build/serve"),
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    http_port: Annotated[int, typer.Option(help="KServe v2 over HTTP.")] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="KServe v2 over gRPC.")] = 8001,
-    metrics_port: Annotated[int, typer.Option(help="Prometheus metrics.")] = 8002,
+    host: Annotated[
+        str, typer.Option(callback=bare_host, help="Address to listen on.")
+    ] = "127.0.0.1",
+    front: Annotated[
+        Front,
+        typer.Option(
+            help="Who answers callers: own is embertide_server, over Triton's core; triton is "
+            "tritonserver's own front end (docs/serving.md)."
+        ),
+    ] = "own",
+    front_tls: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of tls.crt, tls.key and ca.crt, read again when they change: callers are "
+            "spoken to by TLS, and show a certificate of ca.crt's authorities "
+            "(docs/security.md)."
+        ),
+    ] = None,
+    front_tokens: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of lines ROLE[@MODEL][/NAME]:TOKEN, read again when it changes: callers may "
+            "show a token, an operator's to load and unload models."
+        ),
+    ] = None,
+    known_callers: Annotated[
+        bool,
+        typer.Option(
+            "--known-callers",
+            help="Answer readers and operators alone, by certificate (--front-tls) or token "
+            "(--front-tokens); with tokens, callers by TLS need no certificate.",
+        ),
+    ] = False,
+    caller_calls: Annotated[
+        int | None,
+        typer.Option(
+            help="Inferences of one caller at once: an identity that has a name, else an address "
+            "(2048).",
+            min=1,
+            max=1_000_000,
+        ),
+    ] = None,
+    caller_mib: Annotated[
+        int | None,
+        typer.Option(help="Their requests and answers, MiB (512).", min=1, max=1 << 20),
+    ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            help="With --front triton, KServe v2 over HTTP, which one request of a stranger can "
+            "end: for callers that you trust, or behind a proxy with bounds (docs/serving.md).",
+            show_default="closed",
+            min=1,
+            max=65535,
+        ),
+    ] = None,
+    grpc_port: Annotated[int, typer.Option(help="KServe v2 over gRPC.", min=1, max=65535)] = 8001,
+    metrics_port: Annotated[int, typer.Option(help="Prometheus metrics.", min=1, max=65535)] = 8002,
     backends: Backends = DEFAULT_BACKENDS,
+    tritonserver: Triton = None,
 ) -> None:
     """Serve a model by Triton until Ctrl-C.
 
     Example: embertide serve build/news --bus redis://127.0.0.1:6379 --ddr-mib 256 --ssd-mib 4096
     """
-    with refusals(), contextlib.ExitStack() as stack:
+    with report_errors(), contextlib.ExitStack() as stack:
         if kind not in ("ranking", "lookup"):
-            raise ProcessError(f"kind is {kind!r}; use ranking or lookup")
+            raise UsageError(f"kind is {kind!r}; use ranking or lookup")
         chosen: Literal["ranking", "lookup"] = "ranking" if kind == "ranking" else "lookup"
         if hbm_kind not in ("gpu", "twin"):
-            raise ProcessError(f"hbm_kind is {hbm_kind!r}; use gpu or twin")
+            raise UsageError(f"hbm_kind is {hbm_kind!r}; use gpu or twin")
         device: Literal["gpu", "twin"] = "gpu" if hbm_kind == "gpu" else "twin"
+        silence.check_bound(silent_s)
+        check_limits()
+        own_folder(directory)
         path, mirror = Path(place), None
         if "://" in place:
             path = directory / "publication"
             mirror = stack.enter_context(Mirror(place, path, log=directory / "mirror.log"))
             mirror.wait_for_snapshot(start_timeout_s)
         snapshot = _is_snapshot(path)
+        if name is None:
+            name = _model_name(path)
         if snapshot and bus is not None:
-            raise ProcessError(f"{path} is one snapshot: it has no updates, leave --bus out")
+            raise UsageError(f"{path} is one snapshot: it has no updates, leave --bus out")
         try:
             options = triton.ModelOptions(
                 snapshot=path if snapshot else None,
@@ -378,7 +475,7 @@ def command(
                 hot_rows_bytes=hot_rows_mib * _MIB if state else None,
             )
         except ValueError as error:
-            raise ProcessError(str(error)) from error
+            raise UsageError(str(error)) from error
         options = schema_switch.placed(options)
         # One of its own: Triton may load all that it finds there.
         repository = directory / "models" / name
@@ -388,6 +485,8 @@ def command(
             repository=repository,
             backends=backends,
             log=directory / "node.log",
+            triton=tritonserver,
+            front=front,
             host=host,
             http_port=http_port,
             grpc_port=grpc_port,
@@ -398,20 +497,31 @@ def command(
             admin_key=_admin_key(admin_key_file),
             start_timeout_s=start_timeout_s,
             grpc_connection_age_ms=_CONNECTION_AGE_MS,
+            tls=front_tls,
+            tokens=front_tokens,
+            known_callers=known_callers,
+            plaintext=plaintext,
+            caller_calls=caller_calls,
+            caller_bytes=caller_mib * _MIB if caller_mib else None,
         )
-        typer.echo(f"starting {node} over {place}", err=True)
+        say(f"starting {node} over {place}", err=True)
         server = stack.enter_context(triton.TritonServer(server_options))
-        typer.echo(
-            f"model {name!r} is ready: gRPC {server.grpc}, HTTP {server.http}, metrics "
-            f"http://{host}:{metrics_port}/metrics; log {server_options.log}; Ctrl-C stops it"
+        watch = silence.SilenceWatch(server, name, silent_s)
+        version = server.version() or "of unknown version"
+        if repaired := server.advice(version):
+            say(f"tritonserver {version}: {repaired}", err=True)
+        say(
+            f"model {name!r} is ready: Triton {version}, gRPC {server.grpc}, "
+            + (f"HTTP {server.http}, " if http_port is not None else "")
+            + f"metrics http://{join_address(host, metrics_port)}/metrics; "
+            f"log {server_options.log}; Ctrl-C stops it"
         )
-        switch = None
-        if not snapshot:
-            say = partial(typer.echo, err=True)
-            switch = schema_switch.SchemaSwitch(server, name, options, say)
+        tell = partial(say, err=True)
+        switch = None if snapshot else schema_switch.SchemaSwitch(server, name, options, tell)
+        kept = KeptServer(server, tell, watch, switch.server_ended if switch else lambda: None)
         try:
-            while server.alive():
-                if switch is not None:
+            while True:
+                if kept.poll() and switch is not None:
                     with contextlib.suppress(triton.TritonError):  # metrics late: asked again
                         switch.poll()
                 time.sleep(_POLL_S)
@@ -420,6 +530,3 @@ def command(
         except KeyboardInterrupt:
             server.leave(leave_s)  # a second signal ends it at once
             raise
-        raise ProcessError(
-            f"tritonserver ended with code {server.process.code}: see {server_options.log}"
-        )

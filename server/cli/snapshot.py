@@ -2,20 +2,19 @@
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import rich.console
 import rich.progress
-import rich.table
 import safetensors
 import typer
 
 from embertide import _store
-from embertide.server.adapters.process import ProcessError
-from embertide.server.cli.refusals import Json, print_json, refusals
+from embertide._common.reporting import report_errors, system_error
+from embertide._common.terminal import Table, print_json, progress_bar, say, show_table
+from embertide.server.adapters.process import ProcessError, UsageError
+from embertide.server.cli.common_options import Json
 
 app = typer.Typer(
     help="Snapshots: what they hold, whether every byte is right, how two differ. "
@@ -38,7 +37,7 @@ def newest_snapshot(path: Path) -> Path:
         return path
     found = sorted(path.glob("snapshots/*/manifest.json"))
     if not found:
-        raise ProcessError(
+        raise UsageError(
             f"{path} holds no snapshot: give the folder that `embertide import` or `embertide "
             "train` wrote"
         )
@@ -83,7 +82,9 @@ class Files:
         try:
             text = (self.path / "manifest.json").read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ProcessError(f"{self.path}/manifest.json cannot be read: {error}") from error
+            raise ProcessError(
+                f"{self.path}/manifest.json cannot be read: {error}; bring it back from a copy"
+            ) from error
         self.manifest: dict[str, Any] = json.loads(_store.check_manifest(text))
         self.tables = {fields["name"]: config_of(fields) for fields in self.manifest["tables"]}
         self.buckets = {(b["table"], b["bucket"]): b for b in self.manifest["buckets"]}
@@ -110,10 +111,13 @@ class Files:
         try:
             data: bytes = path.read_bytes()
         except OSError as error:
-            raise ProcessError(f"{path}: {error.strerror}") from error
+            raise ProcessError(system_error(error)) from error
         for field, found in (("bytes", len(data)), ("crc32c", _store.crc32c(data))):
             if found != part[field]:
-                raise ProcessError(f"{path}: {field} is {found}, the manifest says {part[field]}")
+                raise ProcessError(
+                    f"{path}: {field} is {found}, the manifest says {part[field]}: bring it back "
+                    "from a copy"
+                )
         return data
 
     def dense_columns(self) -> list[dict[str, Any]]:
@@ -184,14 +188,10 @@ class TableDiff:
     bytes: int = 0
 
 
-def _track(what: str, each: Iterable[Any], total: int) -> Iterable[Any]:
-    return rich.progress.track(
-        each,
-        description=what,
-        total=total,
-        console=rich.console.Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-    )
+def _track(what: str, each: Iterable[Any], total: int) -> Iterator[Any]:
+    bar = progress_bar(*rich.progress.Progress.get_default_columns())
+    with bar:
+        yield from bar.track(each, total=total, description=what)
 
 
 def _faults(files: Files) -> Iterator[str]:
@@ -218,7 +218,7 @@ def verify(path: Snapshot, as_json: Json = False) -> None:
 
     Exit status 0: every byte is what was written; 1: each file that is not is named.
     """
-    with refusals(as_json):
+    with report_errors(as_json):
         files = Files(path)
         faults = list(_faults(files))
     counts = {
@@ -232,9 +232,9 @@ def verify(path: Snapshot, as_json: Json = False) -> None:
         print_json({**files.version(), **counts, "valid": not faults, "faults": faults})
     else:
         for fault in faults:
-            typer.echo(f"error: {fault}", err=True)
+            say(f"error: {fault}", err=True)
         said = f"{len(faults)} of them not what was written" if faults else "every one proved"
-        typer.echo(
+        say(
             f"{files.path}: {counts['files']:,} files, {counts['rows']:,} rows, "
             f"{counts['bytes']:,} bytes, {said}"
         )
@@ -270,8 +270,8 @@ def _said(column: Mapping[str, Any]) -> str:
 
 @app.command("show")
 def show(path: Snapshot, as_json: Json = False) -> None:
-    """Say what a snapshot holds: version, dense columns, tables, rows, rows by live chunks."""
-    with refusals(as_json):
+    """Show what a snapshot holds: version, dense columns, tables, rows, rows by live chunks."""
+    with report_errors(as_json):
         files = Files(path)
         tables, columns = _summaries(files), files.dense_columns()
     if as_json:
@@ -281,14 +281,14 @@ def show(path: Snapshot, as_json: Json = False) -> None:
         return
     manifest = files.manifest
     dense = f"dense net {manifest['dense_id']} for {manifest['dense_cpu']}"
-    typer.echo(
+    say(
         f"{files.path}: model {manifest['model']!r}, version {manifest['version']} of lineage "
         f"{manifest['lineage']}, watermark {manifest['watermark_ms']} ms, "
         f"{dense if manifest['dense'] else 'no dense net'}"
     )
     if columns:
-        typer.echo(f"DENSE: {', '.join(map(_said, columns))}")
-    view = rich.table.Table(
+        say(f"DENSE: {', '.join(map(_said, columns))}")
+    view = Table(
         "table", "rows", "bytes", "dim", "chunks", "rows by live chunks", "dtype", "buckets",
         "features",
     )  # fmt: skip
@@ -307,7 +307,7 @@ def show(path: Snapshot, as_json: Json = False) -> None:
             str(1 << fields["bucket_bits"]),
             ", ".join(named),
         )
-    rich.console.Console().print(view)
+    show_table(view)
 
 
 def _diff_table(name: str, before: Files, after: Files) -> TableDiff:
@@ -350,14 +350,14 @@ def diff(
     after: Snapshot,
     as_json: Json = False,
 ) -> None:
-    """Say how two snapshots differ: schema, rows by table, bytes, dense tensors.
+    """Show how two snapshots differ: schema, rows by table, bytes, dense tensors.
 
     Version, lineage and watermark are shown and make no difference. Exit status 0: they hold the
     same; 1: they differ.
 
     Example: embertide snapshot diff build/a build/b
     """
-    with refusals(as_json):
+    with report_errors(as_json):
         one, other = Files(before), Files(after)
         names = list({**one.tables, **other.tables})
         tables = [_diff_table(name, one, other) for name in _track("comparing", names, len(names))]
@@ -383,18 +383,18 @@ def diff(
         )
     else:
         for said in (one.version(), other.version()):
-            typer.echo("{path}: version {version} of lineage {lineage}".format(**said))
+            say("{path}: version {version} of lineage {lineage}".format(**said))
         for name in schema:
-            typer.echo(f"{name}: {one.manifest[name]!r} -> {other.manifest[name]!r}")
-        view = rich.table.Table("table", "added", "removed", "changed", "bytes")
+            say(f"{name}: {one.manifest[name]!r} -> {other.manifest[name]!r}")
+        view = Table("table", "added", "removed", "changed", "bytes")
         for each in unlike:
             note = " (described otherwise)" if each.layout else ""
             counts = (f"{n:,}" for n in (each.added, each.removed, each.changed))
             view.add_row(each.table + note, *counts, f"{each.bytes:+,}")
         if unlike:
-            rich.console.Console().print(view)
+            show_table(view)
         if tensors:
-            typer.echo(f"dense tensors that differ: {', '.join(tensors)}")
-        typer.echo("they hold the same" if equal else "they differ")
+            say(f"dense tensors that differ: {', '.join(tensors)}")
+        say("they hold the same" if equal else "they differ")
     if not equal:
         raise typer.Exit(1)

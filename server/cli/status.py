@@ -1,32 +1,57 @@
-"""`status`: what a node serves now, or how a whole fleet is."""
+"""`status`: what a node serves now, how a whole fleet is, or whether the trainer is alive."""
 
-import datetime
+import http.client
 import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Annotated, Any
 
-import rich.console
-import rich.table
+import redis
 import typer
 
-from embertide.server.adapters.process import ProcessError
+from embertide._common.commands import address
+from embertide._common.direct_http import open_url
+from embertide._common.redis_url import failure
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import Table, print_json, say, show_table, time_text
+from embertide.server.adapters.bus import Bus
+from embertide.server.adapters.process import ProcessError, UsageError
+from embertide.server.cli.common_options import Json
+from embertide.server.cli.context import check_context
 from embertide.server.cli.control_client import TokenFile, calling
-from embertide.server.cli.fleet_view import fleet_facts, show_fleet
+from embertide.server.cli.fleet_view import faults, fleet_facts, show_fleet
 from embertide.server.cli.metrics_page import MetricsPage
-from embertide.server.cli.refusals import Json, print_json, refusals
+from embertide.server.cli.trainer_view import trainer_facts, trainer_line
 
 _METRICS = "http://127.0.0.1:8002/metrics"
+_PAGE_BYTES_MAX = 64 << 20
 
 
 def _page(url: str) -> MetricsPage:
+    """Return a node's metrics.
+
+    Raises:
+        ProcessError: There are none.
+    """
     try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
-            return MetricsPage(reply.read().decode())
-    except (urllib.error.URLError, OSError, ValueError) as error:
+        with open_url(url, 5) as reply:
+            page = MetricsPage(reply.read(_PAGE_BYTES_MAX).decode())
+    except (http.client.HTTPException, UnicodeDecodeError) as error:
         raise ProcessError(
-            f"no node answers at {url} ({error}): start one with `embertide serve`, or give --url"
+            f"{url} is no page of metrics ({type(error).__name__}): give the node's metrics port "
+            "(8002), not that of gRPC (8001)"
         ) from error
+    except urllib.error.HTTPError as error:
+        raise ProcessError(
+            f"{url} answers {error.code} {error.reason}: give --url http://HOST:8002/metrics"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{error}: give --url http://HOST:8002/metrics") from error
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise ProcessError(
+            f"no node answers at {url} ({reason}): start one with `embertide serve`, or give --url"
+        ) from error
+    return page
 
 
 _DATES_FROM_MS = 365 * 86_400_000  # below a year after 1970 it is no clock's time
@@ -36,20 +61,42 @@ def _text(name: str, value: Any) -> str:
     if name == "watermark_ms":
         if value < _DATES_FROM_MS:
             return f"{value:,} (no date; of a file without a time, its rows)"
-        when = datetime.datetime.fromtimestamp(value / 1000, datetime.UTC)
-        return f"{value:,} ({when:%Y-%m-%d %H:%M:%S} UTC)"
+        return f"{value:,} ({time_text(value)})"
     if isinstance(value, dict):
         return ", ".join(f"{key} {count:,}" for key, count in value.items() if count) or "none"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _fleet(control: str, token_file: Path | None, as_json: bool) -> None:
-    with refusals(as_json), calling(control, token_file) as caller:
+def _fleet(control: str, token_file: Path | None, *, as_json: bool, check: bool) -> None:
+    with report_errors(as_json), calling(control, token_file) as caller:
         facts = fleet_facts(caller)
+        wrong = faults(facts)
         if as_json:
-            print_json(facts)
+            print_json(facts | {"faults": wrong})
         else:
             show_fleet(facts)
+    if check and wrong:
+        raise typer.Exit(1)
+
+
+def _trainers(url: str, *, as_json: bool, check: bool) -> None:
+    with report_errors(as_json):
+        try:
+            found = {}
+            for model in Bus(url, "").models():
+                status = Bus(url, model).trainer()
+                if status is not None:
+                    found[model] = trainer_facts(status)
+        except (redis.RedisError, ValueError) as error:
+            raise ProcessError(failure("--bus", url, error)) from error
+    if as_json:
+        print_json({"trainers": found})
+    for model, facts in () if as_json else found.items():
+        say(f"{model}: {trainer_line(facts)}")
+    if not found and not as_json:
+        say("no trainer has run on this bus for a week: `embertide train --bus` starts one")
+    if check and any(facts["state"] in ("silent", "failed") for facts in found.values()):
+        raise typer.Exit(1)
 
 
 def command(
@@ -60,37 +107,56 @@ def command(
     control: Annotated[
         str | None,
         typer.Option(
+            callback=address,
             envvar="EMBERTIDE_CONTROL",
-            help="HOST:PORT of a control plane: show its fleet instead. With --url, the variable "
-            "and the context in use are not looked at.",
+            help="HOST:PORT of a control plane: show its fleet instead. With --url or --bus, the "
+            "variable and the context in use are not looked at.",
         ),
     ] = None,
+    bus: Annotated[
+        str | None,
+        typer.Option(help="Redis URL of the updates: show whether the trainers there are alive."),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Exit status 1 if the fleet or a trainer has a fault."),
+    ] = False,
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a node serves: versions, rows, bytes and hits by tier, requests.
+    """Show what a node serves: versions, rows, bytes and hits by tier, requests.
 
-    With --control, the whole fleet: nodes, devices, buckets, load skew, versions, staleness, plan.
+    With --control, the whole fleet: the trainer, nodes, devices, buckets, load skew, versions,
+    staleness, plan, and what is wrong. With --bus, whether the trainers are alive.
     Example: embertide status --control 127.0.0.1:7070
     """
     origin = context.get_parameter_source("control")
-    if url is not None and origin is not None and origin.name == "COMMANDLINE":
-        raise typer.BadParameter("--url is of a node, --control of a fleet: give one of them")
-    if url is None and control is not None:
-        _fleet(control, token_file, as_json)
+    named = origin is not None and origin.name == "COMMANDLINE"
+    if (url is not None) + (bus is not None) + named > 1:
+        raise typer.BadParameter(
+            "--url is of a node, --control of a fleet, --bus of trainers: give one of them"
+        )
+    if bus is not None:
+        _trainers(bus, as_json=as_json, check=check)
         return
-    url = url or _METRICS
-    with refusals(as_json):
+    if url is None and control is not None:
+        _fleet(control, token_file, as_json=as_json, check=check)
+        return
+    with report_errors(as_json):
+        if url is None:
+            check_context()
+        url = url or _METRICS
         page = _page(url)
         models = {name: page.model(name) for name in page.models()}
         if not models:
-            raise ProcessError(f"the server at {url} has no model of ours loaded")
+            raise ProcessError(
+                f"the server at {url} has no model of ours loaded: start one with `embertide serve`"
+            )
     if as_json:
         print_json(models)
         return
-    console = rich.console.Console()
     for name, facts in models.items():
-        table = rich.table.Table(title=name, show_header=False, title_justify="left")
+        table = Table("", "", title=name, header=False)
         for fact, value in facts.items():
             table.add_row(fact.replace("_", " "), _text(fact, value))
-        console.print(table)
+        show_table(table)

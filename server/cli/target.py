@@ -11,7 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from embertide.server.adapters.process import ProcessError
+from embertide._common.reporting import system_error
+from embertide.server.adapters.process import UsageError
 from embertide.server.cli.control_client import table_of
 from embertide.server.core.plan.hot import NO_LIMIT
 from embertide.v1 import control_pb2, plan_pb2
@@ -26,18 +27,18 @@ def read_target(path: Path, plan: plan_pb2.Plan) -> control_pb2.ReshardTarget:
     try:
         said = json.loads(path.read_text())
     except OSError as error:
-        raise ProcessError(f"--target {path}: {error.strerror}") from error
+        raise UsageError(f"--target {system_error(error)}") from error
     except ValueError as error:
-        raise ProcessError(f"--target {path} is not JSON: {error}") from error
+        raise UsageError(f"--target {path} is not JSON: {error}") from error
     named = said if isinstance(said, dict) else {}
     lists = [named.get(name, []) for name in ("assignments", "hot_rows", "tier_shares")]
     if not any(lists) or not all(isinstance(each, list) for each in lists):
-        raise ProcessError(
+        raise UsageError(
             f"--target {path}: write an object with base_epoch, and assignments, hot_rows or "
             "tier_shares"
         )
     if not isinstance(said.get("base_epoch"), int):
-        raise ProcessError(
+        raise UsageError(
             f"--target {path}: base_epoch is {said.get('base_epoch')!r}; name the plan it was made "
             f"from (now {plan.epoch})"
         )
@@ -46,7 +47,7 @@ def read_target(path: Path, plan: plan_pb2.Plan) -> control_pb2.ReshardTarget:
         try:
             target.assignments.append(_assignment(each, plan))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ProcessError(
+            raise UsageError(
                 f"--target {path}: assignment {number} is {json.dumps(each)[:200]}; write "
                 '{"table": NAME, "buckets": "FIRST-LAST", "owners": ["NODE/DEVICE"]}'
             ) from error
@@ -55,7 +56,7 @@ def read_target(path: Path, plan: plan_pb2.Plan) -> control_pb2.ReshardTarget:
             rows = NO_LIMIT if each["rows"] is None else each["rows"]
             target.hot_rows.add(table_id=table_of(plan, each["table"]).id, rows=rows)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ProcessError(
+            raise UsageError(
                 f"--target {path}: hot_rows {number} is {json.dumps(each)[:200]}; write "
                 '{"table": NAME, "rows": N}, N null for no limit'
             ) from error
@@ -63,7 +64,7 @@ def read_target(path: Path, plan: plan_pb2.Plan) -> control_pb2.ReshardTarget:
         try:
             target.tier_shares.append(_share(each, plan))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ProcessError(
+            raise UsageError(
                 f"--target {path}: tier_shares {number} is {json.dumps(each)[:200]}; write "
                 '{"table": NAME, "device": "NODE/DEVICE", "tier": "ddr", "bytes": N}, N null for '
                 "no share"
@@ -101,7 +102,7 @@ def _owner(said: Any, plan: plan_pb2.Plan) -> plan_pb2.Owner:
     node, _, device = said.rpartition("/")
     names = [each.name for each in plan.topology.nodes]
     if node not in names:
-        raise ProcessError(
+        raise UsageError(
             f"no node {node!r} in plan {plan.epoch}; it has {', '.join(names)} (write NODE/DEVICE)"
         )
     return plan_pb2.Owner(node=names.index(node), device=int(device))

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import rich.box
-import rich.console
-import rich.table
 import typer
 
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import Table, print_json, say, show_table
 from embertide.server.cli.chaos.faults import draw, kinds
 from embertide.server.cli.chaos.options import ChaosError, ChaosOptions
 from embertide.server.cli.chaos.report import (
@@ -25,13 +24,12 @@ from embertide.server.cli.chaos.report import (
     write_report,
 )
 from embertide.server.cli.chaos.rounds import Chaos, line
-from embertide.server.cli.refusals import (
+from embertide.server.cli.common_options import (
     DEFAULT_BACKENDS,
     DEFAULT_CACHE,
     Backends,
     Json,
-    print_json,
-    refusals,
+    Triton,
 )
 
 _MOUNTED = "EMBERTIDE_CHAOS_MOUNTED"  # set in the process that has a file system of its own
@@ -67,33 +65,31 @@ def _mount(publication: Path) -> bool:
 
 def _show_plan(seeds: Sequence[int], without: list[str]) -> None:
     for seed in seeds:
-        typer.echo(f"seed {seed}")
+        say(f"seed {seed}")
         for fault in draw(seed, without):
-            typer.echo(f"  {fault.line()}")
+            say(f"  {fault.line()}")
 
 
 def _show_kinds() -> None:
-    table = rich.table.Table(box=rich.box.SIMPLE)
-    for column in ("kind", "of", "what happens"):
-        table.add_column(column)
+    table = Table("kind", "of", "what happens")
     for kind in kinds():
         table.add_row(kind.name, ", ".join(kind.targets) or "the machine", kind.about)
-    rich.console.Console().print(table)
+    show_table(table)
 
 
 def _run(options: ChaosOptions, seeds: list[int], done: list[dict[str, Any]]) -> dict[str, Any]:
     began = time.monotonic()
     if seeds:
-        with Chaos(options, lambda text: typer.echo(f"== {text}", err=True)) as chaos:
+        with Chaos(options, lambda text: say(f"== {text}", err=True)) as chaos:
             for count, seed in enumerate(seeds, 1):
                 said = chaos.run(seed)
                 done.append(add_round(options.directory, said))
-                typer.echo(f"{count}/{len(seeds)} {line(said)}", err=True)
+                say(f"{count}/{len(seeds)} {line(said)}", err=True)
                 for each in said.violations:
-                    typer.echo(f"    error: {each}", err=True)
+                    say(f"    error: {each}", err=True)
                 minutes = (time.monotonic() - began) / 60
                 if options.minutes is not None and minutes > options.minutes:
-                    typer.echo(f"== {options.minutes:g} minutes are over", err=True)
+                    say(f"== {options.minutes:g} minutes are over", err=True)
                     break
     return write_report(options, done)
 
@@ -118,7 +114,7 @@ def command(
     ),
     data: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="Events to learn from; without it, made-up news."),
+        typer.Option(metavar="PATH", help="Events to learn from; without it, synthetic news."),
     ] = None,
     config: Annotated[
         Path | None,
@@ -152,9 +148,10 @@ def command(
         ),
     ] = False,
     backends: Backends = DEFAULT_BACKENDS,
+    triton: Triton = None,
     as_json: Json = False,
 ) -> None:
-    """Harm a fleet by a seed, check every answer, and prove that it heals by itself.
+    """Inject seeded faults into a fleet, check every answer, and see that it heals by itself.
 
     Starts a trainer, a control plane, two Triton nodes, two Redis and clients on free ports, all of
     its own. In each round, faults follow from the round's seed: processes are killed and stopped,
@@ -165,7 +162,7 @@ def command(
     given = seed or [1]
     seeds = given if len(given) > 1 else list(range(given[0], given[0] + rounds))
     leave_out = list(without or ())
-    with refusals(as_json):
+    with report_errors(as_json):
         unknown = set(leave_out) - {kind.name for kind in kinds()}
         if unknown:
             raise ChaosError(f"--without {', '.join(sorted(unknown))}: see --kinds for the names")
@@ -178,7 +175,7 @@ def command(
         publication = out / "publication"
         mounted = os.environ.get(_MOUNTED) == str(publication.resolve())
         if not mounted and "disk-full" not in leave_out and not _mount(publication):
-            typer.echo("== no mount namespaces here: no disk will be full", err=True)
+            say("== no mount namespaces here: no disk will be full", err=True)
             leave_out.append("disk-full")
         clock = _clock_library() if clocks else None
         if clocks and clock is None:
@@ -188,6 +185,7 @@ def command(
         options = ChaosOptions(
             directory=out.resolve(),
             backends=backends,
+            triton=triton,
             cache=DEFAULT_CACHE,
             data=data,
             config=config,
@@ -212,7 +210,7 @@ def command(
     if as_json:
         print_json(figures)
     else:
-        typer.echo(json.dumps(figures, indent=1))
-        typer.echo(f"timeline: {out / PAGE_FILE}   figures: {out / REPORT_FILE}")
+        say(json.dumps(figures, indent=1))
+        say(f"timeline: {out / PAGE_FILE}   figures: {out / REPORT_FILE}")
     if figures["rounds_failed"]:
         raise typer.Exit(1)

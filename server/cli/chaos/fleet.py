@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -81,9 +82,18 @@ class Fleet:
         self._services: dict[str, _Service] = {}
         self._servers: dict[str, triton.TritonServer] = {}
         self._beside: list[Child] = []
-        ports = free_ports(3 + 4 * len(NODES))
-        self._bus_port, self._state_port, self._control_port, *rest = ports
-        self._node_ports = {name: rest[4 * n : 4 * n + 4] for n, name in enumerate(NODES)}
+        self._control_port, *rest = free_ports(1 + 3 * len(NODES))
+        self._node_ports = {name: rest[3 * n : 3 * n + 3] for n, name in enumerate(NODES)}
+        sockets = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="embertide-")))
+        self._redis_options = {
+            name: RedisOptions(
+                log=options.log(name),
+                socket=sockets / f"{name}.sock",
+                append_only=None if name == "bus" else options.directory / "state",
+                adjustable=name == "bus",  # one of the faults is a bus that is full
+            )
+            for name in ("bus", "state")
+        }
         try:
             self._start()
         except BaseException:
@@ -93,8 +103,8 @@ class Fleet:
     def _start(self) -> None:
         self._stack.callback(self._end_services)
         self.links = self._stack.enter_context(Links(self._routes()))
-        for name, port in (("bus", self._bus_port), ("state", self._state_port)):
-            self._add(name, self._redis(name, port))
+        for name, redis in self._redis_options.items():
+            self._add(name, self._redis(redis))
         self.feed = self._stack.enter_context(
             Feed(
                 self.state_url,
@@ -117,14 +127,15 @@ class Fleet:
 
     def _routes(self) -> dict[str, Route]:
         """Return every link; its ports are taken from now on."""
-        to = {"bus": self._bus_port, "state": self._state_port, "control": self._control_port}
+        to: dict[str, tuple[str, int] | Path] = {"control": (_LOCAL, self._control_port)}
+        to |= {name: redis.socket for name, redis in self._redis_options.items()}
         names = ["trainer>bus", "trainer>state", "control>state", "nodes>control"]
         names += [f"{node}>{redis}" for node in NODES for redis in ("bus", "state")]
         names += [f"peers>{node}" for node in NODES]
-        to |= {node: ports[3] for node, ports in self._node_ports.items()}
+        to |= {node: (_LOCAL, ports[2]) for node, ports in self._node_ports.items()}
         self._link_ports = dict(zip(names, free_ports(len(names)), strict=True))
         return {
-            name: Route(listen=(_LOCAL, port), to=(_LOCAL, to[name.partition(">")[2]]))
+            name: Route(listen=(_LOCAL, port), to=to[name.partition(">")[2]])
             for name, port in self._link_ports.items()
         }
 
@@ -134,24 +145,21 @@ class Fleet:
     @property
     def bus_url(self) -> str:
         """The bus, past its links."""
-        return f"redis://{_LOCAL}:{self._bus_port}/0"
+        return self._redis_options["bus"].url
 
     @property
     def state_url(self) -> str:
         """The state store, past its links."""
-        return f"redis://{_LOCAL}:{self._state_port}/0"
+        return self._redis_options["state"].url
 
     @property
     def grpc(self) -> list[str]:
         """host:port of each node's Triton."""
-        return [f"{_LOCAL}:{self._node_ports[node][1]}" for node in NODES]
+        return [f"{_LOCAL}:{self._node_ports[node][0]}" for node in NODES]
 
-    def _redis(self, name: str, port: int) -> Callable[[Path], Child]:
-        append_only = None if name == "bus" else self.options.directory / "state"
-
+    def _redis(self, options: RedisOptions) -> Callable[[Path], Child]:
         def start(log: Path) -> Child:
-            options = RedisOptions(log=log, port=port, append_only=append_only)
-            return RedisServer(options).process
+            return RedisServer(dataclasses.replace(options, log=log)).process
 
         return start
 
@@ -217,7 +225,7 @@ class Fleet:
             state=self._url(f"{name}>state"),
             control=f"{_LOCAL}:{self._link_ports['nodes>control']}",
             peer_address=f"{_LOCAL}:{self._link_ports[f'peers>{name}']}",
-            peer_listen=f"{_LOCAL}:{self._node_ports[name][3]}",
+            peer_listen=f"{_LOCAL}:{self._node_ports[name][2]}",
             plan_file=self.plan_file(name),
         )
         triton.write_model(directory / "models" / name, MODEL, model)
@@ -227,14 +235,14 @@ class Fleet:
         return self.options.directory / f"{node}.plan"
 
     def _node(self, name: str) -> Callable[[Path], Child]:
-        http, grpc, metrics, _ = self._node_ports[name]
+        grpc, metrics, _ = self._node_ports[name]
 
         def start(log: Path) -> Child:
             options = triton.ServerOptions(
                 repository=self.options.directory / "models" / name,
                 backends=self.options.backends,
+                triton=self.options.triton,
                 log=log,
-                http_port=http,
                 grpc_port=grpc,
                 metrics_port=metrics,
                 environment=self._clock(name),

@@ -16,6 +16,7 @@ import re
 import signal
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Self
 
 from embertide.server.cli.chaos.options import ChaosError
@@ -28,10 +29,10 @@ _ANSWER_S = 60.0  # on a machine that is busy elsewhere; a process starts, too
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """Where a link listens and where it leads; both are host and port."""
+    """Where a link listens, host and port, and where it leads: the same, or a Unix socket."""
 
     listen: tuple[str, int]
-    to: tuple[str, int]
+    to: tuple[str, int] | Path
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -76,7 +77,12 @@ class _Link:
             writer.transport.abort()
             return
         try:
-            further, there = await asyncio.open_connection(*self.route.to)
+            to = self.route.to
+            further, there = await (
+                asyncio.open_unix_connection(to)
+                if isinstance(to, Path)
+                else asyncio.open_connection(*to)
+            )
         except OSError:
             writer.transport.abort()
             return

@@ -5,11 +5,14 @@ import shutil
 from collections.abc import Sequence, Set
 from pathlib import Path
 
+from embertide._common.private import own_folder
 from embertide.server.adapters.process import ProcessError
 
 
 class ChaosError(ProcessError):
     """The harness cannot run; the message says what to do."""
+
+    remedy = "see the logs in the folder of the run"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +21,8 @@ class ChaosOptions:
 
     Attributes:
         directory: Of logs, of the publication and of the report.
-        data: Events, as `embertide train --data` takes them in a file; None: made-up news.
+        triton: The tritonserver; None: that of the wheel.
+        data: Events, as `embertide train --data` takes them in a file; None: synthetic news.
         config: A run's file, as `embertide train --config` takes it; None: the news model.
         events_per_s: How fast events happen.
         version_s: Event time between versions.
@@ -36,6 +40,7 @@ class ChaosOptions:
     directory: Path
     backends: Path
     cache: Path
+    triton: Path | None = None
     data: str | None = None
     config: Path | None = None
     seed: int = 1
@@ -66,6 +71,7 @@ class ChaosOptions:
         held = {path.name for path in folder.iterdir()} if folder.exists() else set()
         if held - {self.publication.name} and not held & ours:
             raise ChaosError(f"{folder} holds something else than a run of chaos: give another one")
+        own_folder(folder)
         # The publication may be a mount, which stays.
         self.publication.mkdir(parents=True, exist_ok=True)
         gone = [folder / name for name in held - keep - {self.publication.name}]

@@ -32,6 +32,8 @@ _KEPT_VERSIONS = 2000
 class LogError(ProcessError):
     """The log cannot be read; the message names the file."""
 
+    remedy = "see the trainer's log in the folder of the run"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:

@@ -12,9 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
-import tritonclient.grpc
-from tritonclient.utils import InferenceServerException
-
+from embertide._common import kserve
 from embertide.server.cli.chaos.faults import BUS_LINKS, NODES, PEER_LINKS, Fault, draw
 from embertide.server.cli.chaos.fleet import Ending, Fleet
 from embertide.server.cli.chaos.inject import Flip, Injector
@@ -137,9 +135,7 @@ class Chaos:
             self._ready_s: dict[str, float] = {}  # when nodes that were started again were ready
             self.traffic.__enter__()
             self._await_well("the fleet is not well at the start", _START_S)
-            self._clients = [
-                tritonclient.grpc.InferenceServerClient(address) for address in self.fleet.grpc
-            ]
+            self._lines = [kserve.Line(address) for address in self.fleet.grpc]
         except BaseException:
             self.fleet.close()
             raise
@@ -354,9 +350,9 @@ class Chaos:
         keys = 0
         for keys_BF in every_key(self.replay, _STATE_SAMPLES):
             try:
-                answer = ask(self._clients[node], keys_BF)
-            except InferenceServerException as error:
-                violations.append(f"state of node-{node}: {error.status()}: {error.message()}")
+                answer = ask(self._lines[node], keys_BF)
+            except kserve.CallError as error:
+                violations.append(f"state of node-{node}: {error.status}: {error.details}")
                 return keys
             wrong, degraded = faults_of(self.replay, keys_BF, answer)
             if answer.version < newest:

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tritonclient.grpc
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from embertide._common import kserve
 from embertide.server.cli.chaos.options import ChaosOptions
 from embertide.server.cli.chaos.replay import Replay
 
@@ -27,12 +26,6 @@ _UNKNOWN_SHARE = 0.05  # of the keys that are asked for
 _DEADLINE_S = 5.0
 _FAILED_PAUSE_S = 0.05
 _VIOLATIONS_KEPT = 20
-# A client that lost its node is to find it at once.
-_CHANNEL = [
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 200),
-]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,43 +56,30 @@ Keys = Sequence[Sequence[int | None]]
 """Of each sample a key a feature, as the log has them; None: the feature has none."""
 
 
-def _inputs(keys_BF: Keys) -> list[tritonclient.grpc.InferInput]:
+def _tensors(keys_BF: Keys) -> dict[str, Any]:
     flat = [key for keys_F in keys_BF for key in keys_F]
     held = np.array([key for key in flat if key is not None], np.uint64).view(np.int64)
-    arrays: dict[str, Any]
     if len(held) == len(flat):
-        arrays = {"KEYS": held.reshape(len(keys_BF), -1)}
-    else:
-        lengths = np.array([[key is not None for key in flat]], np.int32)
-        arrays = {"KEYS": held.reshape(1, -1), "LENGTHS": lengths}
-    inputs = []
-    for name, array in arrays.items():
-        tensor = tritonclient.grpc.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
-        tensor.set_data_from_numpy(array)
-        inputs.append(tensor)
-    return inputs
+        return {"KEYS": held.reshape(len(keys_BF), -1)}
+    lengths = np.array([[key is not None for key in flat]], np.int32)
+    return {"KEYS": held.reshape(1, -1), "LENGTHS": lengths}
 
 
-def ask(
-    client: tritonclient.grpc.InferenceServerClient, keys_BF: Keys, deadline_s: float = _DEADLINE_S
-) -> Answer:
+def ask(line: kserve.Line, keys_BF: Keys, deadline_s: float = _DEADLINE_S) -> Answer:
     """Ask a node for the rows of keys.
 
     Raises:
-        InferenceServerException: It did not answer; the status says why.
+        CallError: It did not answer; the status says why.
     """
     names = ("EMBEDDING", "SOURCE", "VERSION")
-    outputs = [tritonclient.grpc.InferRequestedOutput(name) for name in names]
-    result = client.infer(MODEL, _inputs(keys_BF), outputs=outputs, client_timeout=deadline_s)
-    response = result.get_response()
+    request = kserve.infer_request(MODEL, _tensors(keys_BF), names, timeout_s=deadline_s)
+    response = line.infer(request, deadline_s)
+    arrays = kserve.arrays_of(response)
     return Answer(
-        version=int(result.as_numpy("VERSION").reshape(-1)[0]),
-        rows=result.as_numpy("EMBEDDING").tobytes(),
-        sources=result.as_numpy("SOURCE").tobytes(),
-        parameters={
-            name: getattr(value, value.WhichOneof("parameter_choice"))
-            for name, value in response.parameters.items()
-        },
+        version=int(arrays["VERSION"].reshape(-1)[0]),
+        rows=arrays["EMBEDDING"].tobytes(),
+        sources=arrays["SOURCE"].tobytes(),
+        parameters=kserve.parameters_of(response),
     )
 
 
@@ -183,7 +163,7 @@ class Client(threading.Thread):
         """Prepare; `start` begins to ask."""
         super().__init__(daemon=True)
         self.node = node
-        self._client = tritonclient.grpc.InferenceServerClient(address, channel_args=_CHANNEL)
+        self._line = kserve.Line(address)
         self._replay, self._rng = replay, random.Random(seed)
         self._options = options
         self._ended = threading.Event()
@@ -206,17 +186,16 @@ class Client(threading.Thread):
         except Exception as error:
             self.error = error
         finally:
-            self._client.close()
+            self._line.close()
 
     def _ask(self) -> Asked:
         keys_BF = draw_keys(self._replay, self._rng, self._options.samples)
         sent_s = time.monotonic()
         try:
-            answer = ask(self._client, keys_BF, self._options.deadline_s)
-        except InferenceServerException as error:
-            code = str(error.status()).removeprefix("StatusCode.")
+            answer = ask(self._line, keys_BF, self._options.deadline_s)
+        except kserve.CallError as error:
             took_s = time.monotonic() - sent_s
-            return Asked(self.node, sent_s, took_s, code, reason=error.message()[:200])
+            return Asked(self.node, sent_s, took_s, error.status, reason=error.details[:200])
         took_s = time.monotonic() - sent_s
         wrong, degraded = faults_of(self._replay, keys_BF, answer)
         if answer.version < self._version:

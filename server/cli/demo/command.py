@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import rich.box
-import rich.console
 import rich.live
 import rich.progress_bar
-import rich.table
 import typer
 
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import Table, console, print_json, say, show_table
 from embertide.server.adapters.process import ProcessError
+from embertide.server.cli.common_options import (
+    DEFAULT_BACKENDS,
+    DEFAULT_CACHE,
+    Backends,
+    Json,
+    Triton,
+)
 from embertide.server.cli.demo.options import (
     MADE_STALENESS_MIN,
     STALENESS_MIN,
@@ -24,14 +31,6 @@ from embertide.server.cli.demo.options import (
 from embertide.server.cli.demo.proof import check
 from embertide.server.cli.demo.report import auc_text, headline, hit_share, reshard_faults
 from embertide.server.cli.demo.run import Demo, State
-from embertide.server.cli.refusals import (
-    DEFAULT_BACKENDS,
-    DEFAULT_CACHE,
-    Backends,
-    Json,
-    print_json,
-    refusals,
-)
 
 _EVERY_S = 5.0
 
@@ -87,12 +86,13 @@ def _reshard_text(reshard: Mapping[str, Any]) -> str:
     )
 
 
-def _view(state: State) -> rich.console.RenderableType:
+def _view(state: State) -> Table:
     done, total = state.replay.get("events", 0), state.stream.get("events")
-    table = rich.table.Table(
+    table = Table(
+        *("", ""),
         title="Embertide: a model that learns while it is served",
         box=rich.box.ROUNDED,
-        show_header=False,
+        header=False,
         width=88,
     )
     for name, value in _rows(state):
@@ -117,17 +117,17 @@ class _Lines:
         if state.stage == self._stage and now - self._said < _EVERY_S:
             return
         if state.stage != self._stage:
-            typer.echo(f"== {state.stage}", err=True)
+            say(f"== {state.stage}", err=True)
         elif state.replay:
             replay = state.replay
-            typer.echo(
+            say(
                 f"   {_event_time(replay['ts_ms'])}: {replay['events']:,} scored, "
                 f"version {replay['version']}, AUC {auc_text(replay['auc'])}, "
                 f"p99 {replay['p99_ms']:.1f} ms",
                 err=True,
             )
             if state.reshard.get("phase", "waiting") in _SHOWN_PHASES:
-                typer.echo(f"   reshard: {_reshard_text(state.reshard)}", err=True)
+                say(f"   reshard: {_reshard_text(state.reshard)}", err=True)
         self._said, self._stage = now, state.stage
 
 
@@ -135,24 +135,23 @@ def _run(options: DemoOptions) -> dict[str, Any]:
     if not sys.stderr.isatty():
         with Demo(options, _Lines()) as demo:
             return demo.run()
-    console = rich.console.Console(stderr=True)
     with (
-        rich.live.Live(_view(State()), console=console, refresh_per_second=8) as live,
+        rich.live.Live(_view(State()), console=console(err=True), refresh_per_second=8) as live,
         Demo(options, lambda state: live.update(_view(state))) as demo,
     ):
         return demo.run()
 
 
 def _summary(report: Mapping[str, Any], directory: Path) -> None:
-    table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
+    table = Table("", "", header=False)
     for name, value in headline(report):
         table.add_row(name, value)
-    rich.console.Console().print(table)
+    show_table(table)
     first, last = report["window_days"]
     days = f"days {first} to {last}" if last > first else f"day {first}"
-    typer.echo(f"AUC: mean of the daily AUC over {days} of the stream.")
-    typer.echo(f"Pictures: {directory / 'report.html'}   figures: {directory / 'report.json'}")
-    typer.echo("Proof: `embertide demo --verify` makes every figure again from the records.")
+    say(f"AUC: mean of the daily AUC over {days} of the stream.")
+    say(f"Pictures: {directory / 'report.html'}   figures: {directory / 'report.json'}")
+    say("Proof: `embertide demo --verify` makes every figure again from the records.")
 
 
 def _verify(directory: Path, as_json: bool) -> None:
@@ -162,13 +161,13 @@ def _verify(directory: Path, as_json: bool) -> None:
     if as_json:
         print_json({"checks": len(checks), "wrong": [each.name for each in wrong]})
     else:
-        typer.echo(
+        say(
             f"{report['events']:,} rows: every one scored, by a version that had not seen its "
             "event; no click split over two versions; no step back"
         )
-        typer.echo(f"{len(checks) - len(wrong)} of {len(checks)} figures of the report hold")
+        say(f"{len(checks) - len(wrong)} of {len(checks)} figures of the report hold")
     for each in wrong:
-        typer.echo(f"error: {each.name}: reported {each.reported}, found {each.found}", err=True)
+        say(f"error: {each.name}: reported {each.reported}, found {each.found}", err=True)
     if wrong:
         raise typer.Exit(1)
 
@@ -207,17 +206,17 @@ def command(
     verify: Annotated[
         bool, typer.Option("--verify", help="Prove the report of the last run instead.")
     ] = False,
-    http_port: Annotated[
-        int, typer.Option(help="The first node's HTTP; the second takes free ports.")
-    ] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="Its gRPC.")] = 8001,
-    metrics_port: Annotated[int, typer.Option(help="Its metrics.")] = 8002,
-    control_port: Annotated[int, typer.Option(help="The control plane.")] = 7070,
-    redis_port: Annotated[int, typer.Option(help="The demo's own Redis.")] = 16379,
+    grpc_port: Annotated[
+        int,
+        typer.Option(help="The first node's gRPC; the second takes free ports.", min=1, max=65535),
+    ] = 8001,
+    metrics_port: Annotated[int, typer.Option(help="Its metrics.", min=1, max=65535)] = 8002,
+    control_port: Annotated[int, typer.Option(help="The control plane.", min=1, max=65535)] = 7070,
     bus: Annotated[
         str | None, typer.Option(help="URL of a Redis that runs already, instead of its own.")
     ] = None,
     backends: Backends = DEFAULT_BACKENDS,
+    triton: Triton = None,
     as_json: Json = False,
 ) -> None:
     """Watch a model learn from a drifting news stream while Triton serves it.
@@ -231,7 +230,7 @@ def command(
 
     The best model of the news: embertide demo --model news-crossed --data clicks.parquet
     """
-    with refusals(as_json):
+    with report_errors(as_json):
         if verify:
             _verify(out, as_json)
             return
@@ -239,6 +238,7 @@ def command(
         options = DemoOptions(
             directory=out,
             backends=backends,
+            triton=triton,
             cache=DEFAULT_CACHE,
             ranks=ranks,
             model=model,
@@ -246,11 +246,9 @@ def command(
             events=events,
             hours=hours,
             max_staleness_min=max_staleness or fresh_min,
-            http_port=http_port,
             grpc_port=grpc_port,
             metrics_port=metrics_port,
             control_port=control_port,
-            redis_port=redis_port,
             bus=bus,
         )
         try:
@@ -263,6 +261,6 @@ def command(
         _summary(report, out)
     faults = reshard_faults(report)
     for fault in faults:
-        typer.echo(f"error: {fault}", err=True)
+        say(f"error: {fault}", err=True)
     if faults:
         raise typer.Exit(1)

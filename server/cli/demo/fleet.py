@@ -7,14 +7,15 @@ node-0 (0, 1) <── rows ──> node-1 (0, 1)      each a tritonserver; eithe
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import tritonclient.grpc
-from tritonclient.utils import InferenceServerException
+from tritonclient.grpc import service_pb2
 
+from embertide._common import kserve
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import Child, check_port, free_ports
+from embertide.server.adapters.redis import own_state
 from embertide.server.cli.demo.options import MODEL, DemoError, DemoOptions
 from embertide.server.cli.metrics_page import MetricsPage
 
@@ -69,7 +70,7 @@ class DemoFleet:
         self.options = options
         self._stream, self._bus, self._processes = stream, bus, processes
         # Asked for at once: two calls might give the same.
-        self._free = iter(free_ports(1 + NODES + 3 * (NODES - 1)))
+        self._free = iter(free_ports(NODES + 2 * (NODES - 1)))
         self._start_control()
         self.nodes = self._start_nodes()
 
@@ -80,11 +81,10 @@ class DemoFleet:
 
     def _start_control(self) -> None:
         check_port("control plane", "127.0.0.1", self.options.control_port)
-        state_port = next(self._free)
-        self._state = f"redis://127.0.0.1:{state_port}/0"
+        directory = self.options.directory / "control"
+        self._state = own_state(directory).url
         words: list[object] = ["control", "--model", MODEL, "--listen", self.control]
-        words += ["--expect-nodes", NODES, "--state-port", state_port, "--bus", self._bus]
-        words += ["--directory", self.options.directory / "control"]
+        words += ["--expect-nodes", NODES, "--bus", self._bus, "--directory", directory]
         words += ["--heartbeat-ms", _HEARTBEAT_MS, "--longest-deadline-ms", _LONGEST_DEADLINE_MS]
         # Days pass in minutes, so it looks more often than it would in life (docs/control.md).
         words += ["--clock", "event", "--mode", "advise", "--drift-interval-s", 1]
@@ -108,9 +108,9 @@ class DemoFleet:
 
     def _start_nodes(self) -> list[triton.TritonServer]:
         options = self.options
-        first = (options.http_port, options.grpc_port, options.metrics_port)
+        first = (options.grpc_port, options.metrics_port)
         # Neither is ready before the plan is made, and that waits for both.
-        others = (tuple(next(self._free) for _ in range(3)) for _ in range(NODES - 1))
+        others = (tuple(next(self._free) for _ in range(2)) for _ in range(NODES - 1))
         starts = [self._server(n, ports) for n, ports in enumerate((first, *others))]
         return triton.start_together(self._processes, starts)
 
@@ -132,10 +132,10 @@ class DemoFleet:
         return triton.ServerOptions(
             repository=repository,
             backends=options.backends,
+            triton=options.triton,
             log=options.log(name),
-            http_port=ports[0],
-            grpc_port=ports[1],
-            metrics_port=ports[2],
+            grpc_port=ports[0],
+            metrics_port=ports[1],
             explicit=True,
             models=(MODEL,),
         )
@@ -164,21 +164,19 @@ class DemoFleet:
     def _load(self, name: str, model: triton.ModelOptions) -> None:
         """Load a model that holds all rows by itself."""
         triton.write_model(self.nodes[0].options.repository, name, model)
-        with self._client() as client:
-            client.load_model(name, client_timeout=_LOAD_S)
+        self._ask("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=name))
 
     def unload(self, name: str) -> None:
         """Unload it."""
-        with self._client() as client:
-            client.unload_model(name, client_timeout=_LOAD_S)
+        request = service_pb2.RepositoryModelUnloadRequest(model_name=name)
+        self._ask("RepositoryModelUnload", request)
 
-    @contextlib.contextmanager
-    def _client(self) -> Iterator[Any]:
+    def _ask(self, rpc: str, request: Any) -> None:
         node = self.nodes[0]
-        with tritonclient.grpc.InferenceServerClient(node.grpc) as client:
+        with kserve.Line(node.grpc) as line:
             try:
-                yield client
-            except InferenceServerException as error:
+                line.call(rpc, request, _LOAD_S)
+            except kserve.CallError as error:
                 raise DemoError(f"node-0: {error}; see {node.process.log}") from error
 
     def load_unmoved(self, name: str) -> None:

@@ -16,7 +16,7 @@ STALENESS_MIN = 15.0
 MADE_STALENESS_MIN = 9.0
 """Of models whose columns nodes make from what is published: those are as old as the version."""
 _MARKER = "demo.json"
-_PATHS = ("directory", "backends", "cache")
+_PATHS = ("directory", "backends", "cache", "triton")
 
 
 class DemoError(ProcessError):
@@ -30,17 +30,16 @@ class DemoOptions:
     directory: Path
     backends: Path
     cache: Path  # of compiled dense programs
+    triton: Path | None = None  # the tritonserver; None: that of the wheel
     model: str = "news"  # the trainer's preset
     ranks: int = 1  # of the trainer
     data: str | None = None
     events: int | None = None
     hours: int = 96
     max_staleness_min: float = STALENESS_MIN
-    http_port: int = 8000  # of the first node, as the next two; the second takes free ones
-    grpc_port: int = 8001
+    grpc_port: int = 8001  # of the first node, as the next one; the second takes free ones
     metrics_port: int = 8002
     control_port: int = 7070
-    redis_port: int = 16379
     bus: str | None = None  # a Redis that runs already; one of the demo's own without it
 
     def input(self) -> list[str]:
@@ -111,5 +110,5 @@ def load_demo(directory: Path) -> tuple[DemoOptions, dict[str, Any]]:
         report = json.loads((directory / "report.json").read_text())
     except FileNotFoundError as error:
         raise DemoError(f"{error.filename} is missing: run the demo first") from None
-    paths = {name: Path(said.pop(name)) for name in _PATHS}
-    return DemoOptions(**{**paths, **said, "directory": directory}), report
+    paths = {name: Path(said[name]) for name in _PATHS if said.get(name) is not None}
+    return DemoOptions(**{**said, **paths, "directory": directory}), report

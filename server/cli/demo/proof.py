@@ -54,7 +54,11 @@ def check(options: DemoOptions, report: Mapping[str, Any]) -> Iterator[Check]:
     inferences = int(page.sum("nv_inference_count", model=MODEL))
     yield Check("nv_inference_count", report["events"] + report["probes"], inferences)
     failures = int(page.sum("nv_inference_request_failure", model=MODEL))
-    yield Check("nv_inference_request_failure", report["failed_requests"], failures)
+    yield Check(
+        "nv_inference_request_failure",
+        report["failed_requests"] + report.get("failed_probes", 0),
+        failures,
+    )
     for name, found in page.model(MODEL).items():
         if name in ("rows", "hits", "resident_bytes"):
             yield Check(name, report[name], found)

@@ -65,7 +65,7 @@ def headline(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("served AUC", auc_text(report["served_auc"])),
         ("frozen AUC", auc_text(report["frozen_auc"])),
         ("impressions scored", f"{report['events']:,}"),
-        ("failed requests", f"{report['failed_requests']:,}"),
+        ("failed requests", f"{report['failed_requests']:,} of {report['requests']:,}"),
         ("p50 / p99 of a request", f"{report['p50_ms']:.1f} / {report['p99_ms']:.1f} ms"),
         ("commit to first answer, p50 / p99", _freshness(report)),
         ("versions published", f"{report['versions_published']:,}"),
@@ -124,6 +124,10 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("trainer's own AUC over them", auc_text(report["trainer_auc"])),
         ("requests", f"{report['requests']:,}"),
+        (
+            "probes of freshness beside them, failed",
+            f"{report['probes']:,}, {report.get('failed_probes', 0):,}",
+        ),
         (
             "age of the model that answered, p50 / p99 (event time)",
             f"{report['staleness_event_p50_s'] / 60:.1f} / "

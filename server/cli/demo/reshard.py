@@ -25,7 +25,7 @@ from embertide.server.cli.control_client import Caller, enum_name
 from embertide.server.cli.demo.fleet import DemoFleet
 from embertide.server.cli.demo.options import UNMOVED_MODEL, DemoError, DemoOptions
 from embertide.server.core.drift.options import MODES, ModeName
-from embertide.server.core.plan.moves import changes
+from embertide.server.core.plan.names import changes
 from embertide.v1 import control_pb2, plan_pb2
 
 _SHARE = 0.5  # of the events, scored before it begins
@@ -118,7 +118,9 @@ class DemoReshard:
         end_s = time.monotonic() + _PATIENCE_S
         while self.phase in ("moving", "settling"):
             if time.monotonic() > end_s:
-                raise DemoError(f"the reshard does not end: {self.operation.message}")
+                raise DemoError(
+                    f"the reshard does not end; see the logs of the demo: {self.operation.message}"
+                )
             self.step(replay)
             time.sleep(0.05)
         if self.phase in ("comparing", "watching", "measuring"):
@@ -164,7 +166,9 @@ class DemoReshard:
             return
         if self.operation.state != control_pb2.OPERATION_STATE_SUCCEEDED:
             state = enum_name(control_pb2.OperationState, self.operation.state).lower()
-            raise DemoError(f"the reshard {state}: {self.operation.message}")
+            raise DemoError(
+                f"the reshard {state}: {self.operation.message}; see the logs of the demo"
+            )
         self._ended_s = time.monotonic()
         self.phase = "settling"
 

@@ -19,8 +19,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from embertide.server.adapters.process import check_interrupt
-from embertide.server.adapters.redis import RedisOptions, RedisServer
+import redis
+
+from embertide._common import redis_url
+from embertide._common.private import private_folder
+from embertide.server.adapters.process import check_interrupt, check_port
+from embertide.server.adapters.redis import RedisOptions, RedisServer, connect
 from embertide.server.cli.demo.fleet import DemoFleet, node_budget
 from embertide.server.cli.demo.options import (
     FROZEN_MODEL,
@@ -40,6 +44,7 @@ FREEZE_AFTER = 0.25
 _POLL_S = 0.1
 _SAMPLE_EVERY_S = 1.0
 _MAX_SAMPLES = 2000
+_BUS_ANSWERS_S = 3.0
 
 
 @dataclasses.dataclass(slots=True)
@@ -65,7 +70,8 @@ class Demo:
         """Prepare the folder; nothing runs yet.
 
         Raises:
-            DemoError: The folder holds something else, or the input is missing.
+            DemoError: The folder holds something else, or the input or the bus is missing.
+            ProcessError: A port is in use.
         """
         self.options = options
         self.state = State()
@@ -90,9 +96,26 @@ class Demo:
         data = self.options.data
         if data is not None and "://" not in data and not Path(data).is_file():
             raise DemoError(f"{data} is missing: give the path of a Parquet or CSV file as DATA")
+        self._check_others()
         shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
+        private_folder(directory)
         self.options.mark()
+
+    def _check_others(self) -> None:
+        """Refuse a bus that is away and ports that are taken now, and not in a minute."""
+        options = self.options
+        if options.bus is not None:
+            try:
+                with connect(options.bus, _BUS_ANSWERS_S) as bus:
+                    bus.ping()
+            except (redis.RedisError, ValueError) as error:
+                raise DemoError(redis_url.failure("--bus", options.bus, error)) from error
+        for what, port in (
+            ("grpc", options.grpc_port),
+            ("metrics", options.metrics_port),
+            ("control plane", options.control_port),
+        ):
+            check_port(what, "127.0.0.1", port)
 
     # --- the stages -------------------------------------------------------------------------------
 
@@ -172,7 +195,7 @@ class Demo:
     def _start_redis(self) -> str:
         if self.options.bus is not None:
             return self.options.bus
-        options = RedisOptions(log=self.options.log("redis"), port=self.options.redis_port)
+        options = RedisOptions(log=self.options.log("redis"))
         return self._processes.enter_context(RedisServer(options)).url
 
     def _publishes(self) -> bool:
@@ -251,6 +274,7 @@ class Demo:
             "trainer_auc_by_day": by_day,
             "failed_requests": stats["failed_requests"],
             "probes": stats["probes"],
+            "failed_probes": stats["failed_probes"],
             "waited_s": stats["waited_s"],
             "versions_published": trained["version"],
             "rows": nodes["rows"],
