@@ -4,29 +4,30 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 from embertide.trainer import former
-from embertide.trainer.data.arrow import Kind
 from embertide.trainer.data.assemble import ChunkedSource
 from embertide.trainer.data.base import (
     DeadLetters,
+    DerivedSource,
     EventSchema,
     EventSource,
     feedback_schema,
     known_schema,
     news_schema,
 )
-from embertide.trainer.data.csv import CsvSource, TextFormat, header_hint, text_columns
+from embertide.trainer.data.csv import CsvSource, TextFormat, header_hint, listed, text_columns
 from embertide.trainer.data.files import FilesSource, matching_files
 from embertide.trainer.data.merge import MergedSource
+from embertide.trainer.data.opening import is_parquet
 from embertide.trainer.data.parquet import ParquetSource, parquet_columns
 from embertide.trainer.data.redis_stream import SCHEMES, RedisStreamSource, StreamConfig
+from embertide.trainer.data.texts import Kind
 from embertide.trainer.errors import DataError
 
 __all__ = ["feedback_schema", "joined", "open_events"]
 
 _KAFKA = "kafka://"
 _SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv"}
-_COMPRESSIONS = (".gz", ".bz2", ".zst", ".lz4")
-_SHOWN_COLUMNS = 50
+_COMPRESSIONS = (".gz", ".bz2", ".zst", ".lz4", ".xz")
 FORMATS = ("parquet", "csv")
 
 
@@ -39,8 +40,12 @@ def open_events(
     names: Sequence[str] = (),
     kinds: Mapping[str, Kind] | None = None,
     quoted: bool = True,
+    escaped: bool = False,
+    encoding: str = "",
+    skip: int = 0,
     dead_letters: DeadLetters | None = None,
     group: str = "reader",
+    like: EventSource | None = None,
 ) -> EventSource:
     """Opens files of events, or a stream.
 
@@ -48,16 +53,20 @@ def open_events(
         path: Local path or fsspec URL; with `*`, `?` or `[` all files that match, or a list of
             such: they are read in order of time. Or a stream of live events,
             redis://HOST:PORT/DB#KEY or kafka://HOST:PORT/TOPIC?format=...
-        format: "parquet" or "csv"; by default the suffix tells (.parquet or .pq, .csv or .tsv; of
-            text, also compressed: .csv.gz).
+        format: "parquet" or "csv"; by default what the file begins with tells, or the suffix (.csv
+            or .tsv; of text, also compressed: .csv.gz).
         schema: What to read; by default `news_schema`, if the columns fit it.
         delimiter: What stands between the fields of csv; by default a tab in .tsv, else a comma.
         names: Columns of csv that has no header; by default its first line names them.
-        kinds: Of csv: columns that are read as "int", "string", "float" or "time" whatever their
-            first values look like (`TextFormat.kinds`).
+        kinds: Of columns of text: those that are read as "int", "string", "float" or "time"
+            whatever their first values look like (`TextFormat.kinds`).
         quoted: Of csv: whether double quotes may enclose a field.
+        escaped: Of csv: whether a quote inside of quotes has a backslash before it.
+        encoding: Of csv, as Python names it; by default UTF-8, or UTF-16 where a file begins so.
+        skip: Of csv: lines before the header.
         dead_letters: Where rejected rows go; by default they are only counted.
         group: Consumer group of a stream; files have none.
+        like: Files are read as those of this source, where nothing above says otherwise.
 
     Raises:
         ValueError: The format does not exist, or is not told by the suffix, or what is said of
@@ -76,18 +85,36 @@ def open_events(
     patterns = [path] if isinstance(path, str) else list(path)
     paths = [name for pattern in patterns for name in matching_files(pattern)]
     parts: list[ChunkedSource] = []
+    base, separated = _text_of(like)
     for name in paths:
         text = TextFormat(
-            delimiter=delimiter or _delimiter_of(name),
-            quoted=quoted,
-            names=tuple(names),
-            kinds=kinds or {},
+            delimiter=delimiter or separated or delimiter_of(name),
+            quoted=quoted and base.quoted,
+            names=tuple(names) or (() if base.names and is_parquet(name) else base.names),
+            kinds={**base.kinds, **(kinds or {})},
+            encoding=encoding or base.encoding,
+            escaped=escaped or base.escaped,
+            skip=skip or base.skip,
         )
         one = _open_file(name, format, schema, text, dead_letters if len(paths) == 1 else None)
         parts.append(one)
         # What was found in the first file holds for all.
         schema, kinds = one.schema, one.key_kinds if isinstance(one, CsvSource) else kinds
     return parts[0] if len(parts) == 1 else FilesSource(", ".join(patterns), parts, dead_letters)
+
+
+def _text_of(source: EventSource | None) -> tuple[TextFormat, str]:
+    """Return how a source reads text, and its delimiter where its name does not tell it."""
+    while isinstance(source, DerivedSource):
+        source = source.source
+    if isinstance(source, FilesSource):
+        source = source.parts[0]
+    if isinstance(source, ParquetSource):
+        return TextFormat(kinds=source.kinds), ""
+    if not isinstance(source, CsvSource):
+        return TextFormat(), ""
+    text = source.text
+    return text, "" if text.delimiter == delimiter_of(source.path) else text.delimiter
 
 
 def is_live(path: str) -> bool:
@@ -123,17 +150,29 @@ def _open_file(
     text: TextFormat,
     dead_letters: DeadLetters | None,
 ) -> ChunkedSource:
-    format = format_of(path) if format is None else format
+    format = format_found(path) if format is None else format
     if format == "parquet":
         if text.names:
             raise ValueError(f"{path} is parquet, which has names of its own; leave names= out")
-        schema = schema or _recognise(path, list(parquet_columns(path)))
-        return ParquetSource(path, schema, dead_letters=dead_letters)
+        schema = schema or _recognise(path, parquet_columns(path))
+        return ParquetSource(path, schema, kinds=text.kinds, dead_letters=dead_letters)
     if format == "csv":
         schema = schema or _recognise(path, text_columns(path, text))
         return CsvSource(path, schema, text, dead_letters=dead_letters)
     known = ", ".join(FORMATS)
     raise ValueError(f"format {format!r} does not exist; use one of {known}{former.hint(format)}")
+
+
+def format_found(path: str) -> str:
+    """The format of a file that is there: what it begins with counts more than its suffix.
+
+    Raises:
+        ValueError: Neither tells.
+        DataError: There is no such file, or it cannot be read.
+    """
+    if is_parquet(path):
+        return "parquet"
+    return "csv" if _uncompressed(path).endswith((".csv", ".tsv")) else format_of(path)
 
 
 def format_of(path: str) -> str:
@@ -159,7 +198,8 @@ def _uncompressed(path: str) -> str:
     return name
 
 
-def _delimiter_of(path: str) -> str:
+def delimiter_of(path: str) -> str:
+    """What stands between the fields of a file, where nobody says it."""
     return "\t" if _uncompressed(path).endswith(".tsv") else ","
 
 
@@ -176,7 +216,7 @@ def _recognise(path: str, columns: list[str]) -> EventSchema:
 
 def _unfit(columns: Sequence[str]) -> str:
     """Say why columns fit no schema that is known: which it is nearest to, and what it lacks."""
-    named = ", ".join(columns[:_SHOWN_COLUMNS]) + (", ..." if len(columns) > _SHOWN_COLUMNS else "")
+    named = listed(columns)
     wanted = news_schema().columns
     lacks = [name for name in wanted if name not in columns]
     if 2 * len(lacks) > len(wanted):

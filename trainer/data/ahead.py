@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from embertide._common.background import BackgroundTask, tend
 from embertide.trainer.data.base import Batch
 
 # A stream that is away may take longer to give up; its thread ends with the process.
@@ -27,11 +28,13 @@ class _Ahead:
         self._ended = self._left = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
+        self.task = BackgroundTask("reader", self.read)
 
-    def read(self) -> None:
-        """Read until the end, an error, or `leave`."""
+    def read(self, _stop: threading.Event) -> None:
+        """Read until the end, an error, or `leave`: a task of one round."""
         try:
             for batch in self._batches:
+                self.task.works()
                 with self._changed:
                     self._changed.wait_for(lambda: self._left or self._bytes < self._most_bytes)
                     if self._left:
@@ -52,6 +55,7 @@ class _Ahead:
     def given(self, ends: Callable[[], bool]) -> Iterator[Batch]:
         """Yield what was read; the reader's error comes after the batches before it."""
         while True:
+            tend()  # should the reader's thread not have started
             with self._changed:
                 there = self._changed.wait_for(lambda: self._ended or bool(self._waiting), _ASK_S)
                 if there and not self._waiting:
@@ -94,10 +98,9 @@ def read_ahead(
         yield batches
         return
     ahead = _Ahead(batches, most_bytes)
-    thread = threading.Thread(target=ahead.read, name="reader", daemon=True)
-    thread.start()
+    ahead.task.start()
     try:
         yield ahead.given(ends)
     finally:
         ahead.leave()
-        thread.join(_LEAVE_S)
+        ahead.task.stop(_LEAVE_S)

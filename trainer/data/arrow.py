@@ -1,41 +1,70 @@
-"""Arrow arrays to `Column`s: typed ones as they are, text parsed without ever failing.
+"""Arrow arrays to `Column`s: typed ones as they are, texts by `texts.py`; neither ever fails.
 
-`parquet.py` uses the first, `csv.py` the second. Array suffix: N rows of a chunk.
+Every reader uses it, so that a value means the same in Parquet, Arrow and delimited text. Array
+suffix: N rows of a chunk.
 """
 
 import dataclasses
-import datetime
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from embertide._common.quoting import shown
+from embertide.trainer.data import texts
 from embertide.trainer.data.assemble import Column, Ints
 from embertide.trainer.data.base import EventSchema
+from embertide.trainer.data.texts import Kind
 
-Kind = Literal["int", "float", "string", "time"]
-
-_PATTERNS = {
-    "int": r"^ *-?[0-9]{1,19} *$",
-    "float": r"^ *[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})? *$",
-}
-# ISO 8601: a date, or a date and a time of day, with a zone or without.
-ISO_TIME = (
-    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
-    r"(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?$"
-)
-_UTC = datetime.UTC
-_INT64 = range(-(1 << 63), 1 << 63)
 _SHOWN_ITEMS = 20  # of a list that is rejected
+_EXACT = 1 << 53  # whole numbers up to it are exact in float64
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that `plain` gives an array of this one."""
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return plain_type(kind.value_type)
+    if types.is_float16(kind):
+        return pa.float32()
+    if types.is_string_view(kind):
+        return pa.string()
+    if types.is_binary_view(kind) or types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return pa.large_list(plain_type(kind.value_type))
+    return kind
+
+
+def plain(array: pa.Array) -> pa.Array:
+    """Return an array of the same values without dictionaries, views and other wrappings."""
+    types = pa.types
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    kind = array.type
+    if types.is_dictionary(kind):
+        return plain(array.dictionary_decode())
+    if types.is_run_end_encoded(kind):
+        return plain(pc.run_end_decode(array))
+    if types.is_fixed_size_list(kind):
+        array = array.cast(pa.large_list(kind.value_type))
+    if types.is_list(array.type) or types.is_large_list(array.type):
+        sizes = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+        ends = pa.array(np.append(0, np.cumsum(sizes, dtype=np.int64)), pa.int64())
+        gone = array.is_null() if array.null_count else None
+        return pa.LargeListArray.from_arrays(ends, plain(array.flatten()), mask=gone)
+    wanted = plain_type(kind)
+    return array if wanted == kind else array.cast(wanted)
 
 
 def is_text(kind: pa.DataType) -> bool:
     """Whether a column of this Arrow type is hashed when it is a key."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
+    kind = plain_type(kind)
     tests = (
         pa.types.is_string,
         pa.types.is_large_string,
@@ -45,61 +74,127 @@ def is_text(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
-def type_fault(schema: EventSchema, name: str, kind: pa.DataType) -> str | None:
-    """What is wrong with a column of this Arrow type, and the remedy; None if it will do."""
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    item = kind.value_type if is_list else kind
-    whole = pa.types.is_integer(item) or pa.types.is_boolean(item)
-    number = whole or pa.types.is_floating(item)
-    if name in schema.list_columns:
-        fits = (is_list and whole) or is_text(item)
-        return None if fits else f"list {name!r} is {kind}; cast it to list<int64> or list<string>"
-    if name in schema.weight_columns:
-        fits = is_list and number
-        return None if fits else f"weights {name!r} are {kind}; cast them to list<float>"
-    if is_list:
-        return f"column {name!r} is {kind}; read it with transform 'keys', or cast it to one value"
-    if name == schema.id and not (whole or is_text(kind)):
-        return f"key column {name!r} is {kind}; cast it to int64 or to a string"
-    if name in schema.key_columns and not (number or is_text(kind)):
-        return f"key column {name!r} is {kind}; cast it to int64 or to a string"
-    if name in schema.dense and not number:
-        return f"dense column {name!r} is {kind}; cast it to a number"
-    if name in schema.target_columns and not number:
-        return f"column {name!r} is {kind}; cast it to a number"
-    if name == schema.label and schema.text_label and not is_text(kind):
-        return (
-            f"label column {name!r} is {kind}, but positive is {schema.positive!r}; name a number"
-        )
-    if name == schema.label and not (number or schema.text_label):
-        return (
-            f"label column {name!r} is {kind}; cast it to int8, 0 or 1, or say which values are "
-            "positive: EventSchema(positive='== yes')"
-        )
-    if name == schema.ts and not (number or is_time(kind) or is_text(kind)):
-        return f"ts column {name!r} is {kind}; cast it to a number or to a timestamp"
-    return None
-
-
 def is_time(kind: pa.DataType) -> bool:
     """Whether a column of this Arrow type is a time or a date."""
+    kind = plain_type(kind)
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
-def schema_column(schema: EventSchema, name: str, array: pa.Array) -> Column:
-    """A column of a type that `type_fault` accepts, as the schema reads it."""
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column of this Arrow type has lists that can be read."""
+    return bool(pa.types.is_large_list(plain_type(kind)))
+
+
+def is_whole(kind: pa.DataType) -> bool:
+    """Whether a column of this Arrow type has integers."""
+    kind = plain_type(kind)
+    scaled = pa.types.is_decimal(kind) and kind.scale > 0
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_boolean(kind)
+        or (pa.types.is_decimal(kind) and not scaled)
+    )
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column of this Arrow type has numbers."""
+    kind = plain_type(kind)
+    return bool(is_whole(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def type_fault(schema: EventSchema, name: str, kind: pa.DataType) -> str | None:
+    """What is wrong with a column of this Arrow type, and the remedy; None if it will do."""
+    lists = is_list(kind)
+    item = plain_type(kind).value_type if lists else kind
+    whole, number, text = is_whole(item), is_number(item), is_text(item)
+    said = shown(str(kind))[1:-1]
+    if name in schema.list_columns:
+        fits = (lists and (whole or text)) or is_text(kind)
+        return None if fits else f"list {name!r} is {said}; cast it to list<int64> or list<string>"
+    if name in schema.weight_columns:
+        fits = (lists and number) or is_text(kind)
+        return None if fits else f"weights {name!r} are {said}; cast them to list<float>"
+    if lists:
+        return f"column {name!r} is {said}; read it with transform 'keys', or cast it to one value"
+    if pa.types.is_null(plain_type(kind)):
+        return None if name in schema.key_columns or name in schema.dense else _no_value(name)
+    if name == schema.id and not (whole or text):
+        return f"key column {name!r} is {said}; cast it to int64 or to a string"
+    if name in schema.key_columns and not (number or text):
+        return f"key column {name!r} is {said}; cast it to int64 or to a string"
+    if name in schema.dense and not (number or text):
+        return f"dense column {name!r} is {said}; cast it to a number"
+    if name in schema.target_columns and not (number or text):
+        return f"column {name!r} is {said}; cast it to a number"
+    if name == schema.label and schema.text_label and not text:
+        return (
+            f"label column {name!r} is {said}, but positive is {schema.positive!r}; name a number"
+        )
+    if name == schema.label and not (number or text):
+        return (
+            f"label column {name!r} is {said}; cast it to int8, 0 or 1, or say which values are "
+            "positive: EventSchema(positive='== yes')"
+        )
+    if name == schema.ts and not (number or is_time(kind) or text):
+        return f"ts column {name!r} is {said}; cast it to a number or to a timestamp"
+    return None
+
+
+def _no_value(name: str) -> str:
+    return f"column {name!r} has no value in any row; name another"
+
+
+def schema_column(
+    schema: EventSchema, name: str, array: pa.Array, kinds: Mapping[str, Kind] | None = None
+) -> Column:
+    """A column of a type that `type_fault` accepts, as the schema reads it.
+
+    Args:
+        schema: What is read.
+        name: The column's.
+        array: Its values.
+        kinds: Of columns of texts, what the texts are.
+    """
     lists = (*schema.list_columns, *schema.weight_columns)
-    if name in lists and is_text(array.type):
-        return _lists(split(_plain(array), schema.list_separator), typed_column)
-    if name == schema.ts and is_text(array.type):
-        return text_column(_plain(array).cast(pa.binary()), "time")
-    if pa.types.is_floating(array.type) and name in schema.key_columns and name not in schema.dense:
+    if pa.types.is_null(array.type):
+        array = array.cast(pa.int64())
+    if is_text(array.type):
+        kind = (kinds or {}).get(name) or text_kind(schema, name)
+        separator = schema.list_separator if name in lists else ""
+        if kind == "string" and not separator:
+            return _strings(array)  # which may be a dictionary
+        return text_column(plain(array), kind, separator)
+    array = plain(array)
+    if name in lists:
+        return _lists(array, lambda items: _typed(schema, name, items))
+    return _typed(schema, name, array)
+
+
+def text_kind(schema: EventSchema, name: str) -> Kind:
+    """What a column of texts is read as, where nothing but the schema says so."""
+    said = schema.kind_of(name)
+    numbers = {*schema.dense, *schema.target_columns, *schema.weight_columns}
+    if name in schema.dense and name in schema.key_columns:
+        return "int"
+    if name in numbers or (name == schema.label and not schema.text_label):
+        return "float"
+    if name == schema.ts:
+        return "time"
+    return said or "string"
+
+
+def _typed(schema: EventSchema, name: str, array: pa.Array) -> Column:
+    keys = (*schema.key_columns, *schema.list_columns, *(() if schema.id is None else (schema.id,)))
+    is_key = name in keys and name not in schema.dense
+    if is_key and schema.kind_of(name) == "string" and not is_text(array.type):
+        return _strings(array.cast(pa.string()))
+    if is_text(array.type):
+        return text_column(array, schema.kind_of(name) or "string")
+    if is_key and pa.types.is_floating(array.type):
         return _whole(array)
+    if is_key and pa.types.is_decimal(array.type):
+        return text_column(array.cast(pa.string()), "int")
     return typed_column(array)
-
-
-def _plain(array: pa.Array) -> pa.Array:
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
 def _whole(array: pa.Array) -> Column:
@@ -108,8 +203,8 @@ def _whole(array: pa.Array) -> Column:
     null_N = np.isnan(float_N)
     gone = _nulls(array)
     null_N = null_N if gone is None else null_N | gone
-    safe_N = np.where(null_N | (np.abs(float_N) > 1 << 53), 0.0, float_N)
-    bad_N = ~null_N & ((safe_N != np.rint(safe_N)) | (np.abs(float_N) > 1 << 53))
+    safe_N = np.where(null_N | (np.abs(float_N) > _EXACT), 0.0, float_N)
+    bad_N = ~null_N & ((safe_N != np.rint(safe_N)) | (np.abs(float_N) > _EXACT))
     return Column(
         values=safe_N.astype(np.int64),
         null_N=null_N if null_N.any() else None,
@@ -119,20 +214,32 @@ def _whole(array: pa.Array) -> Column:
 
 
 def typed_column(array: pa.Array) -> Column:
-    """A column of a type that `type_fault` accepts."""
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        return _lists(array, typed_column)
+    """A column by its own type alone: numbers, times, strings, or lists of them."""
+    if is_list(array.type):
+        return _lists(plain(array), typed_column)
     if is_text(array.type):
         return _strings(array)
+    array = plain(array)
     null_N = _nulls(array)
     if is_time(array.type):
-        array = array.cast(pa.timestamp("ms"), safe=False)
-        return Column(values=_numpy(array.view(pa.int64())).view("M8[ms]"), null_N=null_N)
+        return Column(values=_milliseconds(array).view("M8[ms]"), null_N=null_N)
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64())
     return Column(values=_numpy(array), null_N=null_N)
 
 
+def _milliseconds(array: pa.Array) -> NDArray[np.int64]:
+    """Milliseconds of times; those that 64 bits cannot hold are the last there are."""
+    if pa.types.is_timestamp(array.type) and array.type.unit == "s":
+        seconds_N = _numpy(array.view(pa.int64()))
+        limit = (1 << 63) // 1000 - 1
+        return np.clip(seconds_N, -limit, limit) * 1000
+    ms_N: NDArray[np.int64] = _numpy(array.cast(pa.timestamp("ms"), safe=False).view(pa.int64()))
+    return ms_N
+
+
 def text_column(array: pa.Array, kind: Kind, separator: str = "") -> Column:
-    """Parses N texts (binary, null where missing); what does not parse is marked as bad.
+    """Parses N texts, null where missing; what does not parse is marked as bad.
 
     With a separator, each text is a list of values.
     """
@@ -140,104 +247,21 @@ def text_column(array: pa.Array, kind: Kind, separator: str = "") -> Column:
         return _lists(split(array, separator), lambda items: text_column(items, kind))
     if kind == "string":
         return _strings(array)
-    if kind == "time":
-        return _times(array)
-    null_N = _nulls(array)
-    fits = pc.fill_null(pc.match_substring_regex(array, _PATTERNS[kind]), False)
-    # Only ASCII is left by now, so the bytes need no check before they are called a string.
-    texts = pc.if_else(fits, array, pa.scalar(b"0", array.type)).view(pa.string())
-    texts = pc.ascii_trim(texts, " ")
-    fits_N = fits.to_numpy(zero_copy_only=False)
-    values_N: NDArray[Any]
-    if kind == "float":
-        values_N = _numpy(texts.cast(pa.float64()))
-    else:
-        values_N, fits_N = _integers(texts, fits_N)
-    bad_N = ~fits_N if null_N is None else ~fits_N & ~null_N
+    array = array.cast(pa.large_binary())
+    values_N, null_N, bad_N = texts.parsed(array, kind)
     return Column(
-        values=values_N,
-        null_N=null_N,
+        values=values_N.view("M8[ms]") if kind == "time" else values_N,
+        null_N=null_N if null_N.any() else None,
         bad_N=bad_N if bad_N.any() else None,
         raw=lambda row_R: [_shown(array[row].as_py()) for row in row_R.tolist()],
     )
-
-
-def _times(array: pa.Array) -> Column:
-    """Milliseconds of texts of ISO 8601; those without a zone are UTC."""
-    fits = pc.fill_null(pc.match_substring_regex(array, ISO_TIME), False)
-    texts = pc.if_else(fits, array, pa.scalar(b"1970-01-01", array.type)).view(pa.string())
-    bad_N = ~fits.to_numpy(zero_copy_only=False)
-    try:
-        times = texts.cast(pa.timestamp("ns"))
-        ms_N = _numpy(times.view(pa.int64())) // 1_000_000
-    except pa.ArrowInvalid:  # zones, or a day that does not exist: Arrow does not say which
-        found = [iso_ms(text) for text in texts.to_pylist()]
-        ms_N = np.array([0 if ms is None else ms for ms in found], np.int64)
-        bad_N |= np.array([ms is None for ms in found], np.bool_)
-    null_N = _nulls(array)
-    if null_N is not None:
-        bad_N &= ~null_N
-    return Column(
-        values=ms_N.view("M8[ms]"),
-        null_N=null_N,
-        bad_N=bad_N if bad_N.any() else None,
-        raw=lambda row_R: [_shown(array[row].as_py()) for row in row_R.tolist()],
-    )
-
-
-def iso_ms(text: str) -> int | None:
-    """Milliseconds of a time of ISO 8601, of UTC where it names no zone; None: it is no time."""
-    try:
-        when = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    when = when.replace(tzinfo=_UTC) if when.tzinfo is None else when
-    return int(
-        (when - datetime.datetime(1970, 1, 1, tzinfo=_UTC)) // datetime.timedelta(0, 0, 1000)
-    )
-
-
-_FAULTY = 0.02
-_FEW = 4  # texts, of which one may be faulty
-
-
-def most_match(array: pa.Array, pattern: str) -> bool:
-    """Whether the texts that are there, but for a few, match: it is a column of such.
-
-    The few are mistakes. Were half enough, a column of hexadecimal ids could be one of integers, as
-    many of them are digits alone.
-    """
-    present = array.drop_null()
-    if not len(present):
-        return False
-    faulty = len(present) - (pc.sum(pc.match_substring_regex(present, pattern)).as_py() or 0)
-    return faulty <= max(_FAULTY * len(present), int(len(present) >= _FEW))
-
-
-def parses_as_time(array: pa.Array) -> bool:
-    """Whether the texts that are there, but for a few, are times of ISO 8601."""
-    return most_match(array, ISO_TIME)
 
 
 def split(array: pa.Array, separator: str) -> pa.Array:
-    """Lists of the texts between separators; a missing text is a missing list."""
-    return pc.split_pattern(array, separator)
-
-
-def parses_as_int(array: pa.Array) -> bool:
-    """Whether the texts that are there, but for a few, are integers."""
-    return most_match(array, _PATTERNS["int"])
-
-
-def _integers(texts: pa.Array, fits_N: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.bool_]]:
-    try:
-        return _numpy(texts.cast(pa.int64())), fits_N
-    except pa.ArrowInvalid:
-        # Some 19 digits exceed 64 bits, and Arrow does not say which.
-        numbers = [int(text) for text in texts.to_pylist()]
-    inside_N = np.array([number in _INT64 for number in numbers])
-    kept = [number if number in _INT64 else 0 for number in numbers]
-    return np.array(kept, np.int64), fits_N & inside_N
+    """Lists of the texts between separators; a missing text is a missing list, as an empty one."""
+    empty = pc.equal(pc.binary_length(array), 0)
+    # Not by a scalar: of a slice, Arrow 22 gives other bytes then.
+    return pc.split_pattern(pc.if_else(empty, pa.nulls(len(array), array.type), array), separator)
 
 
 def _lists(array: pa.Array, column_of: Callable[[pa.Array], Column]) -> Column:
@@ -248,9 +272,13 @@ def _lists(array: pa.Array, column_of: Callable[[pa.Array], Column]) -> Column:
         return [[_shown(item) for item in row[:_SHOWN_ITEMS].to_pylist()] for row in rows]
 
     items = array.flatten()  # a list that is missing has none
+    column = column_of(items)
+    null_N = _nulls(items)  # of strings, too
+    if column.null_N is not None:
+        null_N = column.null_N if null_N is None else null_N | column.null_N
     return dataclasses.replace(
-        column_of(items),
-        null_N=_nulls(items),  # of strings, too
+        column,
+        null_N=null_N,
         raw=raw,
         sizes_N=_numpy(sizes).astype(np.int64),
     )
@@ -262,9 +290,9 @@ def _nulls(array: pa.Array) -> NDArray[np.bool_] | None:
 
 def _strings(array: pa.Array) -> Column:
     if not pa.types.is_dictionary(array.type):
-        array = array.dictionary_encode()
+        array = plain(array).dictionary_encode()
     # A null is an entry of its own, so that the empty string's key needs no special case later.
-    words = pc.fill_null(array.dictionary.cast(pa.large_binary()), b"")
+    words = pc.fill_null(plain(array.dictionary).cast(pa.large_binary()), b"")
     code_N = pc.fill_null(array.indices.cast(pa.int32()), len(words)).to_numpy()
     values = np.empty(len(words) + 1, np.object_)
     values[:-1] = words.to_pylist()

@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from embertide.trainer.data.bags import Bags
 from embertide.trainer.data.base import (
     MISSING_KEY,
     PADDING_KEY,
@@ -26,7 +27,6 @@ from embertide.trainer.data.base import (
 )
 from embertide.trainer.data.order import AHEAD, LATE, NO_TS_MS, UNKNOWN_MS, Order
 from embertide.trainer.data.rows import Cutter, Rows, check_bounds, concatenate
-from embertide.trainer.embedding.bags import Bags
 from embertide.trainer.errors import DataError
 
 _FAULTS = {LATE: "ts goes backwards", AHEAD: "ts is far ahead of the events after it"}

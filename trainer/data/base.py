@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from embertide._common.quoting import shown
 from embertide.trainer import former
-from embertide.trainer.embedding.bags import Bags
+from embertide.trainer.data.bags import Bags
+from embertide.trainer.lines_file import LinesFile
 
 MISSING_KEY = -1
 """Key of a null in an integer column; a null string has the key of the empty string instead."""
@@ -35,6 +37,8 @@ It also stands in `Batch.keys_BF` where the feature has a list, which is in `Bat
 MAX_EDGES = 65_536
 """Most edges of a feature of bins: nodes tell them to every client in one message."""
 
+_SHOWN_LETTERS = 80  # of a rejected value
+
 MAX_GROUP = 65_536
 """Most events of one ts: a larger group would let one batch grow without bound."""
 
@@ -42,6 +46,8 @@ _MAX_TIMES_S = 10**9  # three decades
 
 MAX_UNIT_MS = 7 * 86_400_000
 """Most milliseconds of a unit of time: a week."""
+
+NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?"
 
 _COMPARISONS = {
     ">=": operator.ge,
@@ -74,6 +80,11 @@ class FeatureColumn:
         max_keys: Of "keys": an event with more in its list is rejected. One event may not take
             the memory, or the time of a request, that thousands of others do.
         edges: Of "bin": where one bin ends and the next begins, ascending. A run keeps them.
+        kind: Of keys: "int" or "string" of any input, so that a file and a stream, or two files,
+            give a value the same key. As "string" a number is hashed as it is written; a key that
+            is missing is that of the empty string, where the input does not tell that the column
+            is one of text. Empty: the type of the input tells, or what the texts of its first
+            rows look like.
     """
 
     name: str
@@ -83,9 +94,14 @@ class FeatureColumn:
     weights: str = ""
     max_keys: int = 1000
     edges: tuple[float, ...] = ()
+    kind: Literal["", "int", "string"] = ""
 
     def __post_init__(self) -> None:
         """Refuses a transform that does not exist, and what only a list or a bin has."""
+        if self.kind not in ("", "int", "string"):
+            raise ValueError(
+                f"feature {self.name!r}: kind {self.kind!r} does not exist; use 'int' or 'string'"
+            )
         if self.transform not in ("key", "keys", "hour_of_day", "bin"):
             raise ValueError(
                 f"feature {self.name!r}: transform {self.transform!r} does not exist; "
@@ -152,7 +168,8 @@ class Positive:
 
     Attributes:
         compare: ">=", ">", "<=", "<" or "==".
-        value: A number; or text, which is compared by "==" alone, blanks around it apart.
+        value: A number; or text, which is compared by "==" alone, blanks around it apart. Text that
+            looks like a number is given in quotes: "== '1'".
     """
 
     compare: str
@@ -165,18 +182,18 @@ class Positive:
         Raises:
             ValueError: It is none.
         """
-        found = re.fullmatch(r"\s*(>=|<=|==|>|<)\s*(.*\S)\s*", rule)
+        found = re.fullmatch(r"\s*(>=|<=|==|>|<)\s*(.*\S)\s*", rule, re.DOTALL)
         if found is None:
             raise ValueError(f"positive is {rule!r}; write such as '>= 4' or '== yes'")
         compare, text = found[1], found[2]
-        try:
+        if re.fullmatch(NUMBER, text):
             return cls(compare=compare, value=float(text))
-        except ValueError:
-            if compare != "==":
-                raise ValueError(
-                    f"positive is {rule!r}: {text!r} is no number, and text has no order; use =="
-                ) from None
-            return cls(compare=compare, value=text)
+        if compare != "==":
+            raise ValueError(
+                f"positive is {rule!r}: {text!r} is no number, and text has no order; use =="
+            )
+        quoted = text[1:-1] if text[0] == text[-1] == "'" else ""
+        return cls(compare=compare, value=quoted if re.fullmatch(NUMBER, quoted) else text)
 
     @property
     def is_text(self) -> bool:
@@ -186,7 +203,7 @@ class Positive:
     def holds(self, value_N: NDArray[Any]) -> NDArray[np.bool_]:
         """Whether each of N values means 1: numbers, or bytes where the label is text."""
         if isinstance(self.value, str):
-            wanted = self.value.encode()
+            wanted = self.value.encode("utf-8", "surrogatepass")
             texts = (value.strip() == wanted for value in value_N)
             return np.fromiter(texts, np.bool_, len(value_N))
         holds_N: NDArray[np.bool_] = _COMPARISONS[self.compare](value_N, self.value)
@@ -305,6 +322,11 @@ class EventSchema:
         lists = (*self.list_columns, *self.weight_columns)
         values = (*self.key_columns, *lists, *self.dense, *self._single, *self.target_columns)
         return tuple(dict.fromkeys((*times, *values)))
+
+    def kind_of(self, column: str) -> Literal["", "int", "string"]:
+        """What `FeatureColumn.kind` says of a column; the first that says something counts."""
+        kinds = (f.kind for f in self.features if f.column == column and f.transform != "bin")
+        return next((kind for kind in kinds if kind), "")
 
     @property
     def one_use_each(self) -> bool:
@@ -478,13 +500,16 @@ class DeadLetters:
         input: Where there are several inputs: which one, for the lines.
         max_lines: Lines written at most by this object; further rows are counted only.
         by_reason: Rows rejected so far, by reason.
+        lost: Lines that the file lacks, for its drive was full.
     """
 
     path: Path | None = None
     input: str = ""
     max_lines: int = 1_000_000
     by_reason: dict[str, int] = field(default_factory=dict)
+    lost: int = 0
     _written: int = 0
+    _file: LinesFile | None = None
 
     @property
     def count(self) -> int:
@@ -500,7 +525,7 @@ class DeadLetters:
             value_R: The offending values.
 
         Raises:
-            OSError: The file cannot be written.
+            OSError: The file cannot be written, for another reason than a full drive.
         """
         if not event_R:
             return
@@ -508,11 +533,12 @@ class DeadLetters:
         room = min(self.max_lines - self._written, len(event_R))
         if self.path is None or room <= 0:
             return
-        with self.path.open("a", encoding="utf-8") as out:
-            for event, value in zip(event_R[:room], value_R[:room], strict=True):
-                row = {"event": event, "reason": reason, "value": repr(value)[:80]}
-                out.write(self._line(row))
-        self._written += room
+        self._write(
+            [
+                {"event": event, "reason": reason, "value": shown(value, _SHOWN_LETTERS)}
+                for event, value in zip(event_R[:room], value_R[:room], strict=True)
+            ]
+        )
 
     def add_range(self, first: int, count: int, reason: str, value: str) -> None:
         """Records `count` events from index `first` on, in one line that also has `events`.
@@ -520,18 +546,21 @@ class DeadLetters:
         For what cannot be looked at event by event: an entry that does not decode, a gap.
 
         Raises:
-            OSError: The file cannot be written.
+            OSError: The file cannot be written, for another reason than a full drive.
         """
         self.by_reason[reason] = self.by_reason.get(reason, 0) + count
         if self.path is None or self._written >= self.max_lines:
             return
-        row = {"event": first, "events": count, "reason": reason, "value": value[:200]}
-        with self.path.open("a", encoding="utf-8") as out:
-            out.write(self._line(row))
-        self._written += 1
+        self._write([{"event": first, "events": count, "reason": reason, "value": value[:200]}])
 
-    def _line(self, row: dict[str, Any]) -> str:
-        return json.dumps({"input": self.input, **row} if self.input else row) + "\n"
+    def _write(self, rows: Sequence[dict[str, Any]]) -> None:
+        assert self.path is not None
+        if self._file is None or self._file.path != self.path:
+            self._file = LinesFile(self.path)
+        before = {"input": self.input} if self.input else {}
+        lines = [json.dumps({**before, **row}).encode() + b"\n" for row in rows]
+        self._written += self._file.add(lines)
+        self.lost = self._file.lost
 
 
 class EventSource(abc.ABC):
@@ -549,6 +578,11 @@ class EventSource(abc.ABC):
 
     schema: EventSchema
     dead_letters: DeadLetters
+
+    @property
+    def name(self) -> str:
+        """Where the events are, for people; empty: nowhere that has a name."""
+        return str(getattr(self, "path", ""))
 
     @property
     def live(self) -> bool:
@@ -621,9 +655,19 @@ class DerivedSource(EventSource):
         self.schema = schema or source.schema
 
     @property
+    def source(self) -> EventSource:
+        """The source behind."""
+        return self._source
+
+    @property
     def dead_letters(self) -> DeadLetters:  # type: ignore[override]
         """As the source's are now."""
         return self._source.dead_letters
+
+    @property
+    def name(self) -> str:
+        """As the source."""
+        return self._source.name
 
     def total_events(self) -> int | None:
         """As the source."""

@@ -1,26 +1,33 @@
 """What the columns of files hold, read within bounds: types, values, missing ones, times.
 
-`survey` reads the first rows whole, and of all others what it is asked for alone: one column, whose
-order and gaps tell whether it is a clock. Array suffixes: N rows of a piece.
+The first rows are read whole, and of all others what is asked for alone: one column, whose order
+and gaps tell whether it is a clock. Everything goes through the readers that training uses. Array
+suffixes: N rows of a piece.
 """
 
-import csv
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from embertide.trainer.data.arrow import ISO_TIME, is_text, is_time, most_match
-from embertide.trainer.data.csv import is_value
-from embertide.trainer.data.parquet import open_bytes
+from embertide._common.quoting import shown, terminal_text
+from embertide.trainer.data import clock, texts
+from embertide.trainer.data.arrow import is_list, is_number, is_text, is_time, is_whole, plain
+from embertide.trainer.data.clock import TimeFacts
+from embertide.trainer.data.column_names import tells_number
+from embertide.trainer.data.csv import TextReader
+from embertide.trainer.data.opening import open_bytes
+from embertide.trainer.data.parquet import CHUNK_ROWS, batches, open_footer
+from embertide.trainer.data.sniff import Files, names_of, sniff
+from embertide.trainer.data.texts import Kind
 from embertide.trainer.errors import DataError
+
+__all__ = ["Files", "Sample", "count_rows", "facts", "read_rows", "read_sample", "sniff"]
 
 SAMPLE_ROWS = 500_000
 """Rows that are read whole: their values tell a column's kind, and most of its size."""
@@ -30,10 +37,6 @@ LIST_SEPARATORS = ("|", ";")
 
 ColumnKind = Literal["int", "float", "bool", "text", "time", "list", "numbers", "other"]
 
-_BLOCK_BYTES = 4 << 20
-_HEAD_BYTES = 1 << 16
-_PIECE_ROWS = 65_536
-_DELIMITERS = ",\t;|"
 _EXAMPLES = 4
 # Bins of an amount: as many as leave each so many values, within bounds.
 _BIN_VALUES, _LEAST_BINS, _MOST_BINS = 1250, 16, 64
@@ -43,8 +46,10 @@ _WITH_SEPARATOR = 0.1
 # ... and there are so many times fewer items than texts, or few.
 _FEWER_ITEMS = 4
 _FEW_ITEMS = 200
-_INT = r"^ *-?[0-9]{1,18} *$"
-_FLOAT = r"^ *[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})? *$"
+# Of the steps from row to row, so many go forward where a column ascends.
+_ASCENDING = 0.99
+# What texts of a Parquet file are taken for; integers as text are meant as text.
+_MEANT: tuple[Kind, ...] = ("float", "time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +69,16 @@ class ColumnFacts:
         middle: The median of the numbers.
         edges: Where bins of about equally many of the numbers end, 16 to 64 bins.
         whole: Whether all numbers are integers, also where they came as floats.
-        ascends: Whether no value is smaller than the one before it.
+        ascends: Whether hardly a value is smaller than the one before it.
         length: Characters of a text, or items of a list, in the mean.
         separator: Between the items of a list that is text.
         counts: The most frequent values with their rows, as text; 12 at most.
         nested: Whether the input itself has lists.
+        text: Of a column of texts: what they were taken for; empty: the input has types.
+        type: The input's type, for messages.
+        unit: Of numbers, most of which are times since 1970: their unit's name.
+        unit_ms: ... and its milliseconds.
+        hint: How values would have to be written to be read as what they seem to be.
     """
 
     name: str
@@ -87,6 +97,11 @@ class ColumnFacts:
     separator: str = ""
     counts: tuple[tuple[str, int], ...] = ()
     nested: bool = False
+    text: Kind | Literal[""] = ""
+    type: str = ""
+    unit: str = ""
+    unit_ms: float = 1.0
+    hint: str = ""
 
     @property
     def present(self) -> int:
@@ -100,104 +115,129 @@ class ColumnFacts:
 
     @property
     def examples(self) -> str:
-        """Some values, shortened."""
-        shown = [text.strip()[:_SHOWN_CHARACTERS] for text, _ in self.counts[:_EXAMPLES]]
-        return ", ".join(shown) + (", ..." if self.distinct > len(shown) else "")
+        """Some values, shortened, as a terminal shows them."""
+        found = [text.strip()[:_SHOWN_CHARACTERS] for text, _ in self.counts[:_EXAMPLES]]
+        more = ", ..." if self.distinct > len(found) else ""
+        return terminal_text(", ".join(found) + more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeFacts:
-    """What a clock says of all rows, in the units of its column; of a timestamp milliseconds.
+class Sample:
+    """The first rows of an input.
 
     Attributes:
-        rows: Of the input.
-        first: Smallest value.
-        last: Largest value.
-        backwards: Rows whose value is smaller than one before them.
-        gap: Longest step forward.
-        group: Most rows in a row of one value.
-        is_number: Whether the column has numbers, whose unit it does not tell.
+        table: Columns by the type that their values have.
+        read_as: Of columns of texts: what they were taken for.
+        types: The types that the input has, for messages.
+        hints: See `ColumnFacts.hint`.
     """
 
-    rows: int
-    first: float
-    last: float
-    backwards: int
-    gap: float
-    group: int
-    is_number: bool
+    table: pa.Table
+    read_as: Mapping[str, Kind] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
+    hints: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
-    """Files of one format.
+class InputColumn(NamedTuple):
+    """A column of an input: its name, its type in words, and whether it can be read."""
 
-    Attributes:
-        paths: Their paths or URLs, in the order of reading.
-        format: "parquet" or "csv".
-        delimiter: Of csv.
-    """
-
-    paths: tuple[str, ...]
-    format: str
-    delimiter: str = ","
+    name: str
+    type: str
+    readable: bool
 
 
-def sniff(paths: Sequence[str], format: str) -> Files:
-    """Find out how the fields of text are told apart.
+def input_columns(files: Files) -> list[InputColumn]:
+    """Return the columns of all files, one as often as it is there.
 
     Raises:
-        DataError: A file is missing or empty, or its first line holds no names of columns.
+        DataError: A file is missing or broken, or lacks a column of the first, or has it of another
+            kind.
     """
-    if format == "parquet":
-        return Files(paths=tuple(paths), format=format)
-    with open_bytes(paths[0], inflate=True) as file:
-        try:
-            head = bytes(file.read(_HEAD_BYTES)).split(b"\n")[0].decode("utf-8", "replace")
-        except OSError as error:
-            raise DataError(paths[0], f"cannot be read: {error}") from error
-    delimiter = max(_DELIMITERS, key=head.count)
-    delimiter = delimiter if delimiter in head else ","
-    names = next(csv.reader([head], delimiter=delimiter), [])
-    if not names or not any(name.strip() for name in names):
-        raise DataError(paths[0], "is empty; give a file whose first line names its columns")
-    if all(is_value(name) for name in names if name):
-        raise DataError(
-            paths[0],
-            f"its first line, {head[:60]!r}, holds values; write the names of the columns there",
-        )
-    return Files(paths=tuple(paths), format="csv", delimiter=delimiter)
+    if files.format == "csv":
+        return [InputColumn(name, "text", True) for name in names_of(files)]
+    first: list[tuple[str, str]] = []
+    types: list[str] = []
+    for path in files.paths:
+        with open_bytes(path) as file:
+            schema = open_footer(path, file).schema_arrow
+        found = [(each.name, _kind(each.type)) for each in schema]
+        for name, kind in first:
+            if (name, kind) not in found and kind != "other":
+                there = dict(found).get(name)
+                what = f"is {there}" if there else "is missing"
+                raise DataError(
+                    path,
+                    f"column {shown(name)} {what}, and in {files.paths[0]} it is {kind}: give it "
+                    "one type",
+                )
+        if not first:
+            first, types = list(found), [str(each.type) for each in schema]
+    return [
+        InputColumn(name, said, kind != "other")
+        for (name, kind), said in zip(first, types, strict=True)
+    ]
 
 
-def read_sample(files: Files, rows: int = SAMPLE_ROWS) -> pa.Table:
+def read_sample(
+    files: Files, rows: int = SAMPLE_ROWS, columns: Collection[str] | None = None
+) -> Sample:
     """Read the first rows of all files together, text as the type that its values have.
+
+    Args:
+        files: Their format is what `sniff` found.
+        rows: At most.
+        columns: Those to read; None: all.
 
     Raises:
         DataError: A file is missing or broken, or has no row.
     """
-    parts: list[pa.RecordBatch] = []
+    table = read_rows(files, rows, columns)
+    typed, read_as, hints = {}, {}, {}
+    for name in table.column_names:
+        array = plain(_one(table.column(name)))
+        if is_text(array.type):
+            array, read_as[name] = _typed(array, table.schema.field(name).type, name)
+            if read_as[name] == "string" and (hint := _hint(array)):
+                hints[name] = hint
+        typed[name] = array
+    types = {
+        name: str(kind) for name, kind in zip(table.column_names, table.schema.types, strict=True)
+    }
+    return Sample(table=pa.table(typed), read_as=read_as, types=types, hints=hints)
+
+
+def read_rows(files: Files, rows: int, columns: Collection[str] | None = None) -> pa.Table:
+    """Read the first rows of all files together, as they are; of text, texts.
+
+    Raises:
+        DataError: A file is missing or broken, or has no row.
+    """
+    if columns is None:
+        columns = [each.name for each in input_columns(files) if each.readable]
+    wanted = list(dict.fromkeys(columns))
+    parts: list[Any] = []
     left = rows
-    for part in _pieces(files, None):
-        parts.append(part.slice(0, left))
-        left -= len(parts[-1])
+    for part in _pieces(files, wanted):
+        part = part.slice(0, left)
+        parts.append(part)
+        left -= len(part)
         if left <= 0:
             break
     if left == rows:
         raise DataError(files.paths[0], "has no row; give a file that has some")
-    table = pa.Table.from_batches(parts)
-    kinds = _KINDS if files.format == "csv" else _TIME_KINDS  # Parquet's other types are meant
-    typed = {}
-    for name in table.column_names:
-        array = table.column(name).combine_chunks()
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        typed[name] = _typed(array, kinds) if is_text(array.type) else array
-    return pa.table(typed)
+    try:
+        return pa.concat_tables(parts, promote_options="permissive")
+    except (pa.ArrowException, ValueError) as error:
+        raise DataError(
+            files.paths[-1], f"has columns of other types ({shown(str(error))}); cast them alike"
+        ) from error
 
 
-def facts(table: pa.Table, total: int) -> list[ColumnFacts]:
+def facts(sample: "Sample | pa.Table", total: int) -> list[ColumnFacts]:
     """Return what each column of a sample holds; `total` rows are in the whole input."""
-    return [_facts(name, table.column(name), total) for name in table.column_names]
+    sample = sample if isinstance(sample, Sample) else Sample(table=sample)
+    with np.errstate(over="ignore", invalid="ignore"):  # values may be as large as they like
+        return [_facts(sample, name, total) for name in sample.table.column_names]
 
 
 def count_rows(files: Files) -> int:
@@ -206,205 +246,138 @@ def count_rows(files: Files) -> int:
     Raises:
         DataError: One is missing or broken.
     """
-    if files.format == "parquet":
-        rows = 0
-        for path in files.paths:
+    rows = 0
+    for path in files.paths:
+        if files.format == "parquet":
             with open_bytes(path) as file:
-                rows += int(_footer(path, file).metadata.num_rows)
-        return rows
-    lines = sum(_count_lines(path) for path in files.paths)
-    return max(0, lines - len(files.paths))  # each begins with the names of its columns
+                rows += int(open_footer(path, file).metadata.num_rows)
+        else:
+            rows += sum(block.end - at for block, at in _blocks(path, files, ()))
+    return rows
 
 
-def _count_lines(path: str) -> int:
-    lines, last = 0, b"\n"
-    with open_bytes(path, inflate=True) as file:
-        try:
-            while piece := bytes(file.read(_BLOCK_BYTES)):
-                lines, last = lines + piece.count(b"\n"), piece[-1:]
-        except OSError as error:
-            raise DataError(path, f"cannot be read: {error}") from error
-    return lines + (last != b"\n")
+def _blocks(path: str, files: Files, columns: Collection[str]) -> Iterator[tuple[Any, int]]:
+    at = 0
+    for block in TextReader(path, files.text).blocks(columns):
+        yield block, at
+        at = block.end
 
 
-def survey_time(files: Files, column: str) -> TimeFacts:
+def survey_time(
+    files: Files, column: str, *, unit_ms: float = 1000.0, kind: Kind | None = None
+) -> TimeFacts:
     """Read one column of all rows, to tell whether it is a clock.
+
+    Args:
+        files: What is read.
+        column: The clock.
+        unit_ms: Milliseconds in one of its numbers.
+        kind: Of texts, what they are; None: what most of the first ones are.
 
     Raises:
         DataError: A file is missing or broken.
     """
-    rows = backwards = group = run = 0
-    first, last, gap, latest = math.inf, -math.inf, 0.0, -math.inf
     is_number = True
-    for part in _pieces(files, (column,)):
-        rows += len(part)
-        is_number = _is_numbers(part.column(0))
-        value_N = time_values(part.column(0))
-        value_N = value_N[~np.isnan(value_N)]
-        if not len(value_N):
-            continue
-        first, last = min(first, float(value_N.min())), max(last, float(value_N.max()))
-        high_N = np.maximum.accumulate(np.append(latest, value_N))
-        backwards += int((value_N < high_N[:-1]).sum())
-        steps_N = np.diff(high_N)
-        if math.isfinite(steps_N.max()):
-            gap = max(gap, float(steps_N.max()))
-        elif len(steps_N) > 1:
-            gap = max(gap, float(steps_N[1:].max()))
-        edges = np.flatnonzero(np.append(True, np.diff(value_N) != 0))
-        sizes = np.diff(np.append(edges, len(value_N)))
-        sizes[0] += run if value_N[0] == latest else 0
-        group, run = max(group, int(sizes.max())), int(sizes[-1])
-        latest = float(high_N[-1])
-    return TimeFacts(
-        rows=rows,
-        first=first,
-        last=last,
-        backwards=backwards,
-        gap=gap,
-        group=group,
-        is_number=is_number,
-    )
+    first = next(_pieces(files, [column]), None)
+    if first is not None:
+        array = plain(_one(first.column(0)))
+        if is_text(array.type) and kind is None:
+            kind = "time" if texts.are("time", array.cast(pa.large_binary())) else "float"
+        is_number = kind != "time" if is_text(array.type) else not is_time(array.type)
+
+    def read() -> Iterator[NDArray[np.float64]]:
+        return (time_values(part.column(0), kind) for part in _pieces(files, [column]))
+
+    return clock.survey(read, unit_ms if is_number else 1.0, is_number=is_number)
 
 
-def _is_numbers(array: Any) -> bool:
-    """Whether a clock's values are numbers, or text that holds some."""
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    kind = _typed(array).type if is_text(array.type) else array.type
-    return not is_time(kind) and not is_text(kind)
+def time_values(array: Any, kind: Kind | None = None) -> NDArray[np.float64]:
+    """Values of a clock as floats: of times milliseconds; nan where there is none.
 
-
-def time_values(array: Any) -> "np.ndarray[Any, np.dtype[np.float64]]":
-    """Values of a clock as floats: of a timestamp or text milliseconds; nan where there is none."""
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    Args:
+        array: Times, numbers or texts.
+        kind: What texts are.
+    """
+    array = plain(_one(array))
     if is_text(array.type):
-        array = _typed(array)
-        if is_text(array.type):
-            return np.full(len(array), np.nan)
+        value_N, null_N, bad_N = texts.parsed(array.cast(pa.large_binary()), kind or "time")
+        return np.where(null_N | bad_N, np.nan, value_N.astype(np.float64))
     if is_time(array.type):
         array = array.cast(pa.timestamp("ms"), safe=False).view(pa.int64())
     values: Any = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return values.astype(np.float64)  # type: ignore[no-any-return]
 
 
-def _footer(path: str, file: Any) -> Any:
-    try:
-        return pq.ParquetFile(file)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(path, f"is not a whole Parquet file: {error}") from error
+def _one(column: Any) -> Any:
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    chunks = column.combine_chunks()
+    return chunks.chunk(0) if isinstance(chunks, pa.ChunkedArray) else chunks
 
 
-def _pieces(files: Files, columns: tuple[str, ...] | None) -> Iterator[pa.RecordBatch]:
-    """Yield pieces of all files; of text, texts. `columns` None: all; empty: of csv, one."""
+def _pieces(files: Files, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield pieces of all files; of text, texts."""
     for path in files.paths:
-        with open_bytes(path, inflate=files.format == "csv") as file:
-            try:
-                if files.format == "parquet":
-                    names = None if columns is None else list(columns)
-                    yield from _footer(path, file).iter_batches(_PIECE_ROWS, columns=names)
-                else:
-                    yield from _text(file, files.delimiter, columns)
-            except (OSError, pa.ArrowException) as error:
-                raise DataError(path, f"cannot be read: {error}") from error
-
-
-def _text(file: Any, delimiter: str, columns: tuple[str, ...] | None) -> Iterator[pa.RecordBatch]:
-    """Yield pieces of text, each parsed whole.
-
-    Not by Arrow's reader of streams: its threads call Python, which ends the process if one of them
-    comes as the interpreter goes.
-    """
-    head = bytes(file.read(_HEAD_BYTES))
-    line, _, head = head.partition(b"\n")
-    names = next(csv.reader([_decoded(line)], delimiter=delimiter))
-    wanted = names if columns is None else list(columns) or names[:1]
-    chunks = itertools.chain([head], iter(lambda: bytes(file.read(_BLOCK_BYTES)), b""))
-    for lines in _whole_lines(chunks):
-        table = pyarrow.csv.read_csv(
-            pa.BufferReader(lines),
-            read_options=pyarrow.csv.ReadOptions(column_names=names, use_threads=False),
-            parse_options=pyarrow.csv.ParseOptions(
-                delimiter=delimiter, invalid_row_handler=lambda _: "skip"
-            ),
-            convert_options=pyarrow.csv.ConvertOptions(
-                include_columns=wanted,
-                column_types=dict.fromkeys(wanted, pa.string()),
-                null_values=[""],
-                strings_can_be_null=True,
-                check_utf8=False,
-            ),
-        )
-        yield from table.to_batches()
-
-
-def _decoded(line: bytes) -> str:
-    return line.decode("utf-8", "replace").strip("\r").strip("\ufeff")
-
-
-def _whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for chunk in chunks:
-        whole, end, last = chunk.rpartition(b"\n")
-        if end and (lines := rest + whole).strip():
-            yield lines + end
-        rest = last if end else rest + last
-    if rest.strip():
-        yield rest
-
-
-_TIME_KINDS = ((ISO_TIME, None),)
-_KINDS = ((_INT, pa.int64()), (_FLOAT, pa.float64()), *_TIME_KINDS)
-
-
-def _typed(array: Any, kinds: Sequence[tuple[str, Any]] = _KINDS) -> Any:
-    """Texts as integers, floats or times, if all but a few of them are."""
-    for pattern, kind in kinds:
-        if not most_match(array, pattern):
+        if files.format == "csv":
+            for block, _ in _blocks(path, files, columns):
+                yield pa.table(dict(block.columns))
             continue
-        good = pc.fill_null(pc.match_substring_regex(array, pattern), False)
-        texts = pc.if_else(good, array, pa.scalar(None, array.type))
-        try:
-            if kind is not None:
-                return pc.ascii_trim(texts, " ").cast(kind)
-            return _times(texts)
-        except pa.ArrowInvalid:
-            continue
-    return array
+        with open_bytes(path) as file:
+            footer = open_footer(path, file)
+            groups = range(footer.num_row_groups)
+            for part in batches(path, footer, columns, groups, CHUNK_ROWS):
+                yield pa.Table.from_batches([part])
 
 
-def _times(texts: Any) -> Any:
-    try:
-        return texts.cast(pa.timestamp("ns")).cast(pa.timestamp("ms"), safe=False)
-    except pa.ArrowInvalid:
-        return texts.cast(pa.timestamp("ns", "UTC")).cast(pa.timestamp("ms"), safe=False)
+# --- types ----------------------------------------------------------------------------------------
 
 
-def _facts(name: str, column: Any, total: int) -> ColumnFacts:
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):  # as it was too large for one
-        array = array.chunk(0)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+def _typed(array: Any, meant: pa.DataType, name: str) -> tuple[Any, Kind]:
+    """Return texts as what most of them are, and that; `meant`: the type that the input has."""
+    as_binary = array.cast(pa.large_binary())
+    kind = texts.kind_of(as_binary)
+    # Of delimited text all is text, whatever it means; a Parquet file could have said so.
+    if not pa.types.is_binary(meant) and kind not in _MEANT and not tells_number(name):
+        kind = "string"
+    if kind == "string":
+        return array, kind
+    value_N, null_N, bad_N = texts.parsed(as_binary, kind)
+    found = pa.array(value_N, mask=null_N | bad_N)
+    return (found.cast(pa.timestamp("ms")) if kind == "time" else found), kind
+
+
+def _hint(array: Any) -> str:
+    present = array.drop_null().cast(pa.large_binary())
+    for pattern, hint in (
+        (texts.OTHER_DATE, "dates that are not ISO 8601: write 2024-01-31"),
+        (texts.DECIMAL_COMMA, "numbers with a decimal comma: write 3.14"),
+    ):
+        matches = pc.sum(pc.match_substring_regex(present, pattern)).as_py() or 0
+        if matches and 10 * matches >= 9 * len(present):
+            return hint
+    return ""
+
+
+def _facts(sample: Sample, name: str, total: int) -> ColumnFacts:
+    array = plain(_one(sample.table.column(name)))
     kind = _kind(array.type)
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64())
     rows, missing = len(array), array.null_count
-    if kind == "float":
+    if pa.types.is_floating(array.type):
         missing = int(pc.sum(pc.is_nan(array)).as_py() or 0) + missing
+    said: dict[str, Any] = {"name": name, "kind": kind, "rows": rows, "missing": missing}
+    said |= {
+        "text": sample.read_as.get(name, ""),
+        "type": sample.types.get(name, str(array.type)),
+        "hint": sample.hints.get(name, ""),
+    }
     if kind in ("list", "numbers"):
         items = array.flatten()
-        return ColumnFacts(
-            name=name,
-            kind=kind,
-            rows=rows,
-            missing=missing,
-            **_distinct(items, total, rows),
-            length=len(items) / max(1, rows),
-            nested=True,
-        )
+        said |= _distinct(items, total, rows)
+        return ColumnFacts(**said, length=len(items) / max(1, rows), nested=True)
     if kind == "other":
-        return ColumnFacts(name=name, kind=kind, rows=rows, missing=missing, distinct=0, expected=0)
-    said: dict[str, Any] = {"name": name, "kind": kind, "rows": rows, "missing": missing}
+        return ColumnFacts(**said, distinct=0, expected=0)
     said |= _distinct(array, total, rows)
     if kind == "text":
         said["length"] = float(pc.mean(pc.binary_length(array)).as_py() or 0)
@@ -413,43 +386,56 @@ def _facts(name: str, column: Any, total: int) -> ColumnFacts:
     value_N = time_values(array)
     value_N = value_N[np.isfinite(value_N)]
     if len(value_N):
+        steps = max(1, len(value_N) - 1)
         said |= {
             "least": float(value_N.min()),
             "most": float(value_N.max()),
             "middle": float(np.median(value_N)),
             "edges": _edges(value_N),
             "whole": bool((value_N == np.rint(value_N)).all()),
-            "ascends": bool((np.diff(value_N) >= 0).all()),
+            "ascends": int((np.diff(value_N) < 0).sum()) <= (1 - _ASCENDING) * steps,
         }
+        unit = clock.epoch_unit(value_N) if kind in ("int", "float") else None
+        if unit is not None:
+            said |= {"unit": unit[0], "unit_ms": unit[1]}
     return ColumnFacts(**said)
 
 
-def _edges(value_N: "np.ndarray[Any, np.dtype[np.float64]]") -> tuple[float, ...]:
+def _edges(value_N: NDArray[np.float64]) -> tuple[float, ...]:
     """Return the ends of bins of about equally many values."""
     bins = min(max(len(value_N) // _BIN_VALUES, _LEAST_BINS), _MOST_BINS)
     inner = np.quantile(value_N, np.arange(1, bins) / bins, method="higher")
-    low = np.float32(value_N.min())
-    found = {float(f"{value:.6g}") for value in inner.tolist()}
-    return tuple(sorted(value for value in found if np.float32(value) > low))
+    with np.errstate(over="ignore"):
+        low = np.float32(value_N.min())
+        found = {float(f"{value:.6g}") for value in inner.tolist()}
+        kept = [value for value in found if np.float32(value) > low]
+        return tuple(sorted(value for value in kept if np.isfinite(np.float32(value))))
 
 
 def _kind(type: pa.DataType) -> ColumnKind:
     if pa.types.is_boolean(type):
         return "bool"
-    if pa.types.is_integer(type):
+    if is_whole(type):
         return "int"
-    if pa.types.is_floating(type) or pa.types.is_decimal(type):
+    if is_number(type):
         return "float"
     if is_time(type):
         return "time"
     if is_text(type):
         return "text"
-    if pa.types.is_list(type) or pa.types.is_large_list(type):
-        return "numbers" if pa.types.is_floating(type.value_type) else "list"
+    if is_list(type):
+        item = type.value_type
+        if is_whole(item) or is_text(item):
+            return "list"
+        return "numbers" if is_number(item) else "other"
     return "other"
 
 
 def _distinct(array: Any, total: int, rows: int) -> dict[str, Any]:
+    if pa.types.is_null(array.type):
+        return {"distinct": 0, "expected": 0}
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64())
     present = array.drop_null()
     counted = present.value_counts()
     distinct = len(counted)
@@ -457,9 +443,12 @@ def _distinct(array: Any, total: int, rows: int) -> dict[str, Any]:
     growth = min(1.0, max(0.0, math.log2(max(1, distinct) / max(1, half))))
     expected = round(distinct * max(1.0, total / max(1, rows)) ** growth)
     best = pc.sort_indices(counted.field("counts"), sort_keys=[("", "descending")])[:12]
-    top = counted.take(best).to_pylist()
-    shown = tuple((_shown(each["values"]), int(each["counts"])) for each in top)
-    return {"distinct": distinct, "expected": max(distinct, expected), "counts": shown}
+    values, counts = counted.field("values").take(best), counted.field("counts").take(best)
+    if is_time(values.type):  # Python has no years beyond 9999
+        values = values.cast(pa.string())
+    top = zip(values.to_pylist(), counts.to_pylist(), strict=True)
+    found = tuple((_shown(value), int(count)) for value, count in top)
+    return {"distinct": distinct, "expected": max(distinct, expected), "counts": found}
 
 
 def _shown(value: Any) -> str:
@@ -475,6 +464,7 @@ def _as_list(array: Any, distinct: int, total: int) -> dict[str, Any]:
             continue
         items = pc.split_pattern(present, separator).flatten()
         said = _distinct(items, total, len(present))
+        said["whole"] = texts.are("int", items.cast(pa.large_binary()))
         if said["distinct"] * _FEWER_ITEMS <= distinct or said["distinct"] <= _FEW_ITEMS:
             return {**said, "kind": "list", "separator": separator}
     return {}

@@ -22,7 +22,7 @@ from embertide.trainer.data.base import (
     EventSource,
     FeatureColumn,
 )
-from embertide.trainer.embedding.keys import hash_keys
+from embertide.trainer.data.keys import hash_keys
 
 
 def cross_keys(keys_BC: NDArray[np.int64]) -> NDArray[np.int64]:

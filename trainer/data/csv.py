@@ -1,13 +1,12 @@
 """Events from delimited text, with a header or without: CSV, TSV and the like.
 
-Every field is read as text and parsed by us, so that a value that does not parse costs its row
-and not the file. Bytes that are no UTF-8 are read as escapes. Array suffixes: N parsed rows of a
-block, S skipped lines.
+Every field is read as text and parsed by `texts.py`, so that a value that does not parse costs its
+row and not the file. Array suffixes: N rows of a block, S skipped lines.
 """
 
-import codecs
+import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,18 +14,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from embertide.trainer.data.arrow import Kind, parses_as_int, parses_as_time, split, text_column
-from embertide.trainer.data.assemble import Chunk, ChunkedSource, Column, Ints
+from embertide._common.quoting import shown, terminal_text
+from embertide.trainer.data import encoding, lines, texts
+from embertide.trainer.data.arrow import split, text_column, text_kind
+from embertide.trainer.data.assemble import Chunk, ChunkedSource, Ints
 from embertide.trainer.data.base import DeadLetters, EventSchema
-from embertide.trainer.data.parquet import open_bytes
+from embertide.trainer.data.lines import BLOCK_BYTES, MAX_LINE_BYTES
+from embertide.trainer.data.opening import FAILURES, open_bytes, other_format
+from embertide.trainer.data.texts import Kind
 from embertide.trainer.errors import DataError
 
-# Arrow parses a block at a time.
-BLOCK_BYTES = 4 << 20
-# A longer line is malformed. Escapes of bytes that are no UTF-8 make it four times as long, which a
-# block holds.
-MAX_LINE_BYTES = BLOCK_BYTES // 8
-_SHOWN_BYTES = 80  # of such a line
+__all__ = ["BLOCK_BYTES", "MAX_LINE_BYTES", "CsvSource", "TextFormat", "TextReader"]
+
+_SHOWN_BYTES = 80  # of a line that is skipped
+_MOST_NAMED = 30  # columns in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,22 +35,28 @@ class TextFormat:
     """How lines become fields.
 
     Attributes:
-        delimiter: One character.
-        quoted: Whether double quotes may enclose a field. No field may contain a line's end.
+        delimiter: One character; or several, and then quotes are nothing special.
+        quoted: Whether double quotes may enclose a field, which may hold line ends then.
         names: Column names of a file without a header; empty: its first line has them.
         kinds: Says of columns of keys whether they are "int" or "string". One that is not named is
             "int" if the values in the first `BLOCK_BYTES`, but for a few, are integers. And of the
             time whether it is "float", a number, or "time", ISO 8601; by the same rule.
+        encoding: As Python names it; empty: UTF-8, or UTF-16 where the file begins so.
+        escaped: Whether a quote inside of quotes has a backslash before it; else it is doubled.
+        skip: Lines before the header, or before the first event.
     """
 
     delimiter: str = ","
     quoted: bool = True
     names: tuple[str, ...] = ()
     kinds: Mapping[str, Kind] = field(default_factory=dict)
+    encoding: str = encoding.DEFAULT
+    escaped: bool = False
+    skip: int = 0
 
     def __post_init__(self) -> None:
         """Refuses what Arrow would refuse less clearly."""
-        if len(self.delimiter) != 1:
+        if not 1 <= len(self.delimiter) <= 8 or {*self.delimiter} & {*'"\r\n\\'}:
             raise ValueError(f"delimiter {self.delimiter!r} is not one character; give ',' or such")
         for name, count in Counter(self.names).items():
             if count > 1:
@@ -57,10 +64,175 @@ class TextFormat:
         for name, kind in self.kinds.items():
             if kind not in ("int", "string", "float", "time"):
                 raise ValueError(f"kind {kind!r} of {name!r} is unknown; use 'int' or 'string'")
+        if self.skip < 0:
+            raise ValueError(f"skip is {self.skip}; give 0 or more lines")
+        encoding.check(self.encoding)
+
+    @property
+    def shape(self) -> lines.Shape:
+        """What `lines.py` has to know."""
+        delimiter = self.delimiter.encode()
+        return lines.Shape(
+            delimiter=delimiter, quoted=self.quoted and len(delimiter) == 1, escaped=self.escaped
+        )
 
 
 WITH_HEADER = TextFormat()
 """CSV whose first line names the columns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Consecutive lines.
+
+    Attributes:
+        event_N: Event index of each row.
+        columns: Texts of the columns that were asked for, null where a field is empty.
+        end: Event index after the last line.
+        malformed: Event index and text of lines that are no rows.
+    """
+
+    event_N: Ints
+    columns: Mapping[str, pa.Array]
+    end: int
+    malformed: Sequence[tuple[int, str]]
+
+
+class TextReader:
+    """One file of delimited text. Reads it from its beginning as often as it is asked to.
+
+    Attributes:
+        path: The file.
+        text: How it is read.
+        names: Of its columns, in its order; one may come twice.
+    """
+
+    def __init__(self, path: str, text: TextFormat) -> None:
+        """Read the names of the columns.
+
+        Raises:
+            DataError: The file is missing, empty or no text.
+        """
+        self.path = path
+        self.text = text
+        self._header = 0  # bytes of the line of names
+        self.names = self._read_names()
+
+    def blocks(self, columns: Collection[str]) -> Iterator[Block]:
+        """Yield the lines of the file, a block at a time.
+
+        Raises:
+            DataError: The file cannot be read.
+        """
+        read = lines.blocks(self._pieces(), self.text.shape, len(self.names))
+        at, header = 0, self._header
+        for data in read:
+            rows = data[header:]
+            header = 0
+            if rows:
+                block = self._parsed(rows, columns, at)
+                at = block.end
+                yield block
+
+    def _parsed(self, data: bytes, columns: Collection[str], at: int) -> Block:
+        skipped: list[tuple[int, str]] = []
+
+        def skip(row: Any) -> str:
+            skipped.append((at + row.number - 1, row.text[:_SHOWN_BYTES]))
+            return "skip"
+
+        # Names of our own: those of the file may repeat, and may be anything.
+        own = [f"c{place}" for place in range(len(self.names))]
+        wanted = {name: own[self.names.index(name)] for name in columns}
+        included = list(wanted.values()) or own[:1]
+        table = pyarrow.csv.read_csv(
+            pa.BufferReader(data),
+            # One thread and one block: else Arrow does not tell which lines it skipped.
+            read_options=pyarrow.csv.ReadOptions(
+                use_threads=False, block_size=len(data) + 1, column_names=own
+            ),
+            parse_options=pyarrow.csv.ParseOptions(
+                delimiter=self.text.shape.parsed_delimiter.decode(),
+                quote_char='"' if self.text.shape.quoted else False,
+                ignore_empty_lines=False,
+                invalid_row_handler=skip,
+            ),
+            convert_options=pyarrow.csv.ConvertOptions(
+                include_columns=included,
+                column_types=dict.fromkeys(included, pa.binary()),
+                null_values=[""],
+                strings_can_be_null=True,
+            ),
+        ).combine_chunks()
+        end = at + table.num_rows + len(skipped)
+        event_N = np.arange(at, end, dtype=np.int64)
+        if skipped:
+            event_N = np.delete(event_N, [event - at for event, _ in skipped])
+        return Block(
+            event_N=event_N,
+            columns={
+                name: _one_array(table.column(place), pa.binary()) for name, place in wanted.items()
+            },
+            end=end,
+            malformed=skipped,
+        )
+
+    def _pieces(self) -> Iterator[bytes]:
+        """Yield the file as UTF-8, its line ends unified, after the lines to skip."""
+        with open_bytes(self.path, inflate=True) as file:
+            raw = iter(lambda: self._read(file), b"")
+            read = lines.unified(encoding.as_utf8(raw, self.text.encoding))
+            yield from lines.without_first(read, self.text.skip) if self.text.skip else read
+
+    def _read(self, file: Any) -> bytes:
+        try:
+            return bytes(file.read(BLOCK_BYTES))
+        except FAILURES as error:
+            said = terminal_text(str(error))
+            raise DataError(self.path, f"cannot be read ({said}); copy it again") from error
+
+    def _read_names(self) -> list[str]:
+        with open_bytes(self.path, inflate=True) as file:
+            head = self._read(file)[: lines.MAX_LINE_BYTES]
+        fault = other_format(head)
+        if fault is not None:
+            raise DataError(self.path, fault)
+        pieces = self._pieces()
+        try:
+            record = lines.first_record(pieces, self.text.shape)
+        except OSError as error:
+            raise DataError(
+                self.path, f"cannot be read as text in columns ({error}); check its format"
+            ) from error
+        finally:
+            pieces.close()  # type: ignore[attr-defined]
+        if self.text.names:
+            if not head:
+                raise DataError(self.path, "is empty; give a file that has events")
+            return list(self.text.names)
+        names = split_fields(record, self.text)
+        if not any(name.strip() for name in names) or b"\0" in record:
+            what = "is empty" if not head else "begins with a line that names no column"
+            raise DataError(
+                self.path, f"{what}; give a file whose first line names its columns, or names="
+            )
+        self._header = len(record) + 1
+        return names
+
+
+def split_fields(record: bytes, text: TextFormat) -> list[str]:
+    """Return the fields of one record."""
+    line = record.decode("utf-8", "backslashreplace")
+    delimiter = text.shape.parsed_delimiter.decode()
+    if not text.shape.quoted:
+        return line.split(delimiter)
+    csv.field_size_limit(max(csv.field_size_limit(), 4 * MAX_LINE_BYTES))
+    return next(csv.reader([*line.splitlines(keepends=True)], delimiter=delimiter), [])
+
+
+def _one_array(column: Any, kind: pa.DataType) -> pa.Array:
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return pa.concat_arrays(chunks) if chunks else pa.array([], kind)
 
 
 class CsvSource(ChunkedSource):
@@ -77,24 +249,19 @@ class CsvSource(ChunkedSource):
         """Reads the first block and checks the columns.
 
         Args:
-            path: Local path or fsspec URL; .gz and the like are decompressed.
+            path: Local path or fsspec URL; what is compressed is decompressed.
             schema: What to read.
             text: How to read it.
             dead_letters: Where rejected rows go; by default they are only counted.
 
         Raises:
-            DataError: The file is missing or empty, or lacks a column.
+            DataError: The file is missing or empty, or lacks a column or has it twice.
         """
         super().__init__(path, schema, dead_letters)
-        self._text = text
-        found = text_columns(path, text)
-        for name in schema.columns:
-            if name not in found:
-                raise DataError(
-                    path,
-                    f"column {name!r} is missing; there are {', '.join(found)}: give a schema "
-                    f"that names one of them, or the file an empty column{header_hint(found)}",
-                )
+        self.text = text
+        self._reader = TextReader(path, text)
+        names = self._reader.names
+        check_columns(path, schema.columns, names, header_hint(names))
         self._kinds = self._find_kinds()
 
     @property
@@ -110,89 +277,91 @@ class CsvSource(ChunkedSource):
 
     def chunks(self, start: int) -> Iterator[Chunk]:
         """See `ChunkedSource.chunks`."""
-        lines = _Lines(0 if self._text.names else 1)
-        with open_bytes(self.path, inflate=True) as file:
-            for block in self._blocks(file, lines):
-                event_N = lines.number(block.num_rows)
-                skip = int(np.searchsorted(event_N, start))
-                rows = block.slice(skip)
-                yield Chunk(
-                    event_N=event_N[skip:],
-                    columns={name: self._column(name, rows.column(name)) for name in self._kinds},
-                    end=lines.at,
-                    malformed=lines.take_skipped(start),
-                )
-            lines.number(0, last=True)
-            none = pa.array([], pa.binary())
+        for block in self._reader.blocks(self.schema.columns):
+            skip = int(np.searchsorted(block.event_N, start))
             yield Chunk(
-                event_N=np.empty(0, np.int64),
-                columns={name: self._column(name, none) for name in self._kinds},
-                end=lines.at,
-                malformed=lines.take_skipped(start),
+                event_N=block.event_N[skip:],
+                columns={
+                    name: text_column(array.slice(skip), self._kinds[name], self._separator(name))
+                    for name, array in block.columns.items()
+                },
+                end=block.end,
+                malformed=[each for each in block.malformed if each[0] >= start],
             )
 
     def _separator(self, name: str) -> str:
         lists = (*self.schema.list_columns, *self.schema.weight_columns)
         return self.schema.list_separator if name in lists else ""
 
-    def _values(self, name: str, texts: Any) -> Any:
-        separator = self._separator(name)
-        return split(texts, separator).flatten() if separator else texts
-
-    def _column(self, name: str, texts: Any) -> Column:
-        return text_column(texts, self._kinds[name], self._separator(name))
-
-    def _blocks(self, file: Any, lines: "_Lines") -> Iterator[Any]:
-        try:
-            reader = _reader(file, self._text, self.schema.columns, lines)
-            while (block := next(reader, None)) is not None:
-                yield block
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(self.path, f"cannot be read as text in columns: {error}") from error
-
     def _find_kinds(self) -> dict[str, Kind]:
         schema = self.schema
-        numbers = {*schema.dense, schema.label, schema.ts, *schema.target_columns}
-        numbers |= {*schema.weight_columns}
-        kinds: dict[str, Kind] = {name: "float" for name in schema.columns if name in numbers}
-        if schema.text_label and schema.label is not None:
-            kinds[schema.label] = "string"
-        if schema.ts is not None and schema.ts in self._text.kinds:
-            kinds[schema.ts] = self._text.kinds[schema.ts]
-        guessed: list[str] = []
         ids = () if schema.id is None else (schema.id,)
-        for name in dict.fromkeys((*schema.key_columns, *schema.list_columns, *ids)):
-            if name in numbers:
+        keys = {*schema.key_columns, *schema.list_columns, *ids}
+        kinds: dict[str, Kind] = {name: text_kind(schema, name) for name in schema.columns}
+        guessed: list[str] = []
+        for name in keys:
+            if name in schema.dense or name == schema.label or name == schema.ts:
                 kinds[name] = "int"
-            elif name in self._text.kinds:
-                kinds[name] = self._text.kinds[name]
+            elif schema.kind_of(name):
+                kinds[name] = schema.kind_of(name) or "string"
+            elif name in self.text.kinds:
+                kinds[name] = self.text.kinds[name]
             else:
                 guessed.append(name)
-        ts = None if schema.ts in self._text.kinds else schema.ts
-        if guessed or ts is not None:
-            with open_bytes(self.path, inflate=True) as file:
-                block = next(self._blocks(file, _Lines(0)), None)
-            for name in guessed:
-                whole = block is not None and parses_as_int(self._values(name, block.column(name)))
+        if schema.ts is not None and schema.ts not in keys:
+            kinds[schema.ts] = self.text.kinds.get(schema.ts, "float")
+            if schema.ts not in self.text.kinds:
+                guessed.append(schema.ts)
+        block = next(self._reader.blocks(guessed), None) if guessed else None
+        for name in guessed:
+            values = None if block is None else self._values(name, block.columns[name])
+            if name == schema.ts:
+                if values is not None and texts.are("time", values):
+                    kinds[name] = "time"
+            else:
+                whole = values is not None and texts.are("int", values)
                 kinds[name] = "int" if whole else "string"
-            if ts is not None and block is not None and parses_as_time(block.column(ts)):
-                kinds[ts] = "time"
         return kinds
+
+    def _values(self, name: str, array: Any) -> Any:
+        separator = self._separator(name)
+        return split(array, separator).flatten() if separator else array
 
 
 def text_columns(path: str, text: TextFormat) -> list[str]:
     """Names of a file's columns, by its header or else by the format.
 
     Raises:
-        DataError: The file is missing or empty.
+        DataError: The file is missing, empty or no text.
     """
-    with open_bytes(path, inflate=True) as file:
-        try:
-            return list(_reader(file, text, None, _Lines(0)).schema.names)
-        except (OSError, pa.ArrowException) as error:
+    return TextReader(path, text).names
+
+
+def check_columns(path: str, wanted: Iterable[str], names: Sequence[str], hint: str = "") -> None:
+    """Refuse a file that lacks a column, or has one that is read twice.
+
+    Raises:
+        DataError: It does.
+    """
+    for name in wanted:
+        count = list(names).count(name)
+        if count == 0:
             raise DataError(
-                path, f"cannot be read as text in columns ({error}); check its format"
-            ) from error
+                path,
+                f"column {name!r} is missing; there are {listed(names)}: give a schema "
+                f"that names one of them, or the file an empty column{hint}",
+            )
+        if count > 1:
+            raise DataError(
+                path, f"column {name!r} is there {count} times; rename all of them but one{hint}"
+            )
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names for a message: one line of bounded length."""
+    found = [name if name.isascii() and name.isprintable() else shown(name) for name in names]
+    more = ", ..." if len(found) > _MOST_NAMED else ""
+    return ", ".join(name[:80] for name in found[:_MOST_NAMED]) + more
 
 
 def is_value(text: str) -> bool:
@@ -209,127 +378,3 @@ def header_hint(columns: Iterable[str]) -> str:
     if any(map(is_value, columns)):
         return "; if its first line is an event, give open_events names=, and a schema"
     return ""
-
-
-class _Lines:
-    """Gives parsed rows their event indices around the lines that Arrow skipped.
-
-    Arrow reports a skipped line before it hands over the block that the line stands in.
-    """
-
-    def __init__(self, header_lines: int) -> None:
-        self._before = header_lines + 1  # Arrow counts lines from 1.
-        self._pending: list[tuple[int, str]] = []
-        self._passed: list[tuple[int, str]] = []
-        self.at = 0
-
-    def skip(self, row: Any) -> str:
-        self._pending.append((row.number - self._before, row.text[:_SHOWN_BYTES]))
-        return "skip"
-
-    def number(self, count: int, *, last: bool = False) -> Ints:
-        """Event indices of the next `count` rows; at the `last` call all skipped lines pass."""
-        end = self.at + count
-        passed = 0
-        for event, _ in self._pending:
-            if event >= end and not last:
-                break
-            end, passed = end + 1, passed + 1
-        event_N = np.arange(self.at, end, dtype=np.int64)
-        if passed:
-            skipped_S = np.array([event for event, _ in self._pending[:passed]])
-            event_N = event_N[~np.isin(event_N, skipped_S)]
-        self._passed += self._pending[:passed]
-        del self._pending[:passed]
-        self.at = end
-        return event_N
-
-    def take_skipped(self, start: int) -> list[tuple[int, str]]:
-        """What was skipped since the last call, from event index `start` on."""
-        passed, self._passed = self._passed, []
-        return [(event, text) for event, text in passed if event >= start]
-
-
-class _Shortener:
-    """Replaces lines that are too long by short ones that are malformed, whatever the columns."""
-
-    def __init__(self, delimiter: str, columns: int) -> None:
-        """`columns`: of the file; 0: those of its first line."""
-        self._delimiter = delimiter.encode()
-        self._fields = columns + 1 if columns else 0
-        self._line = b""  # the line that has not ended
-        self._shown = b""  # of a line that is too long, and has not ended
-        self._too_long = False
-
-    def take(self, data: Any) -> bytes:
-        """Take a buffer of the file, empty at its end; return the bytes of lines that have ended.
-
-        Raises:
-            OSError: The first line is too long.
-        """
-        lines = bytes(data).split(b"\n")
-        if len(data) == 0:
-            return self._ended(b"")
-        if len(lines) == 1:
-            self._go_on(lines[0])
-            return b""
-        done = [self._ended(lines[0])]
-        done += [line if len(line) <= MAX_LINE_BYTES else self._short(line) for line in lines[1:-1]]
-        self._go_on(lines[-1])
-        return b"\n".join([*done, b""])
-
-    def _go_on(self, data: bytes) -> None:
-        if not self._too_long:
-            self._line += data
-            if len(self._line) > MAX_LINE_BYTES:
-                self._too_long, self._shown, self._line = True, self._line[:_SHOWN_BYTES], b""
-
-    def _ended(self, data: bytes) -> bytes:
-        self._go_on(data)
-        line = self._short(self._shown) if self._too_long else self._line
-        if not self._fields:
-            if self._too_long:
-                raise OSError(f"its first line has more than {MAX_LINE_BYTES} bytes")
-            self._fields = line.count(self._delimiter) + 2
-        self._line, self._too_long = b"", False
-        return line
-
-    def _short(self, line: bytes) -> bytes:
-        shown = line[:_SHOWN_BYTES].replace(b'"', b"'").replace(self._delimiter, b" ")
-        return b"(too long) " + shown + self._delimiter * self._fields
-
-
-def _as_utf8(file: Any, shortener: _Shortener) -> Any:
-    """Escapes bytes that are no UTF-8: Arrow fails on a malformed line that has some."""
-    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-    source = file if isinstance(file, pa.NativeFile) else pa.PythonFile(file, mode="r")
-    # Called with nothing at the end of the file.
-    return pa.TransformInputStream(
-        source,
-        lambda data: decoder.decode(shortener.take(data), final=len(data) == 0).encode(),
-    )
-
-
-def _reader(file: Any, text: TextFormat, columns: tuple[str, ...] | None, lines: _Lines) -> Any:
-    wanted = columns or ()
-    return pyarrow.csv.open_csv(
-        _as_utf8(file, _Shortener(text.delimiter, len(text.names))),
-        # One thread: with more, Arrow does not tell which lines it skipped.
-        read_options=pyarrow.csv.ReadOptions(
-            use_threads=False,
-            block_size=BLOCK_BYTES,
-            column_names=list(text.names) or None,
-        ),
-        parse_options=pyarrow.csv.ParseOptions(
-            delimiter=text.delimiter,
-            quote_char='"' if text.quoted else False,
-            ignore_empty_lines=False,
-            invalid_row_handler=lines.skip,
-        ),
-        convert_options=pyarrow.csv.ConvertOptions(
-            include_columns=list(wanted),
-            column_types={name: pa.binary() for name in wanted},
-            null_values=[""],
-            strings_can_be_null=True,
-        ),
-    )

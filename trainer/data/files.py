@@ -67,6 +67,11 @@ class FilesSource(ChunkedSource):
             for part in sorted(parts, key=lambda part: (first_ms[part.path], part.path))
         ]
 
+    @property
+    def parts(self) -> list[ChunkedSource]:
+        """A source a file, in order of time."""
+        return [part for part, _ in self._parts]
+
     def _first_ms(self, part: ChunkedSource) -> int:
         """The first ts that a file accepts; without a time all are alike."""
         first = None if self.schema.ts is None else next(part.batches(batch_size=1), None)

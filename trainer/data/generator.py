@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from embertide.trainer.data.assemble import Chunk, ChunkedSource, Column, Ints
 from embertide.trainer.data.base import news_schema
-from embertide.trainer.eval.metrics import auc
 
 GROUP = 4
 """Impressions of a page view; they share ts."""
@@ -162,17 +161,17 @@ class NewsSource(ChunkedSource):
         """
         return self._draw(hour).p_E
 
-    def ceiling_auc(self, start: int, stop: int) -> float:
-        """AUC of the true probabilities over hours `start` to before `stop`.
+    def truth(self, start: int, stop: int) -> tuple[Floats, Floats]:
+        """Labels and true probabilities of the events of hours `start` to before `stop`.
 
-        No model is expected to beat it.
+        No model is expected to have a higher AUC than the probabilities.
 
         Raises:
             ValueError: The stream has no such hours.
         """
         hours = [self._draw(hour) for hour in range(start, stop)]
         label_E = np.concatenate([hour.columns["y"] for hour in hours])
-        return auc(label_E, np.concatenate([hour.p_E for hour in hours]))
+        return label_E, np.concatenate([hour.p_E for hour in hours])
 
     def write_parquet(self, path: str) -> None:
         """Writes the whole stream with the columns of `news_schema`, an hour a row group.

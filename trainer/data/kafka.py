@@ -14,7 +14,7 @@ from embertide.trainer.data.kafka_client import KafkaClient, KafkaConfig
 from embertide.trainer.data.kafka_partition import KafkaPartition
 from embertide.trainer.data.merge import MergedSource
 from embertide.trainer.data.payloads import PayloadError, Payloads, payloads_of
-from embertide.trainer.errors import TrainerError
+from embertide.trainer.errors import FinalError
 
 _MESSAGES_TO_RECOGNISE = 16
 
@@ -50,6 +50,7 @@ def open_topic(
             dead_letters=DeadLetters(
                 path=letters.path, max_lines=letters.max_lines, input=f"{config.topic}-{partition}"
             ),
+            partitions=len(partitions) if partition == partitions[0] else 0,
         )
         for partition in partitions
     ]
@@ -69,7 +70,7 @@ def _recognise(
             schema = known_schema(columns)
             if schema is not None:
                 return schema
-    raise TrainerError(
+    raise FinalError(
         f"{config} has no message of a known schema"
         f"{': columns ' + ', '.join(columns) if columns else ''}; add events first, or give "
         "schema= in a run's file (embertide train --config)"

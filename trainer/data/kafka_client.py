@@ -21,7 +21,7 @@ from confluent_kafka import (
 
 from embertide.trainer.data.payloads import JSON
 from embertide.trainer.data.rows import check_waits
-from embertide.trainer.errors import ConfigurationError, TrainerError
+from embertide.trainer.errors import ConfigurationError, FinalError, TrainerError
 
 POLL_S = 0.2
 """Between looks at whether to leave."""
@@ -201,7 +201,7 @@ class KafkaClient:
         topic = found.topics[self._config.topic]
         if topic.error is not None or not topic.partitions:
             why = "has no partition" if topic.error is None else topic.error.str()
-            raise TrainerError(f"{self._config}: {why}; make the topic first, or name another")
+            raise FinalError(f"{self._config}: {why}; make the topic first, or name another")
         if len(topic.partitions) > _MOST_PARTITIONS:
             raise ConfigurationError(
                 f"{self._config} has {len(topic.partitions)} partitions; {_MOST_PARTITIONS} are "

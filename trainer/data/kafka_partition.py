@@ -32,17 +32,17 @@ from embertide.trainer.data.base import (
     EventSchema,
     EventSource,
 )
-from embertide.trainer.data.journal import Journal
+from embertide.trainer.data.journal import CLOSINGS, Journal
 from embertide.trainer.data.kafka_client import POLL_S, KafkaClient, KafkaConfig, text_of
 from embertide.trainer.data.order import UNKNOWN_MS
 from embertide.trainer.data.payloads import PayloadError, Payloads, payloads_of
 from embertide.trainer.data.rows import Cutter, check_bounds
-from embertide.trainer.errors import DataError, TrainerError
+from embertide.trainer.errors import DataError, FinalError, TrainerError
 
 ROWS = MAX_GROUP
 """Events of a message, at most: an event index is offset * ROWS + place."""
 
-JOURNAL = "closed.jsonl"
+_PARTITIONS_EVERY_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +95,12 @@ class KafkaPartition(EventSource):
         schema: EventSchema,
         *,
         dead_letters: DeadLetters | None = None,
+        partitions: int = 0,
     ) -> None:
         """Names it; it connects when it is read.
+
+        With `partitions`, how many of the topic are read, it looks now and then whether there are
+        more, and says so: one of a topic's partitions is enough to look.
 
         Raises:
             ConfigurationError: There is no such format.
@@ -110,7 +114,9 @@ class KafkaPartition(EventSource):
         self._folder: Path | None = None
         self._lock = threading.Lock()  # of what follows, but for `_leaving`
         self._client: KafkaClient | None = None
-        self._counts = dict.fromkeys(("closed", "outages", "failed_commits"), 0)
+        self.partitions = partitions
+        counted = ("closed", "outages", "failed_commits", "unread_partitions")
+        self._counts = dict.fromkeys(counted, 0)
         self._behind: int | None = None
         self._checkpointed: int | None = None
         self._is_read = False  # all that the broker has
@@ -181,7 +187,7 @@ class KafkaPartition(EventSource):
     # --- reading --------------------------------------------------------------------------------
 
     def _batches(self, batch_size: int, start: int) -> Iterator[Batch]:
-        closings = _Closings(None if self._folder is None else self._folder / JOURNAL)
+        closings = _Closings(None if self._folder is None else self._folder / CLOSINGS)
         closings.forget_before(start)
         with KafkaClient(self.config) as client:
             with self._lock:
@@ -200,6 +206,21 @@ class KafkaPartition(EventSource):
         """Count what happened while it was read."""
         with self._lock:
             self._counts[name] += 1
+
+    def see_partitions(self, there: int) -> None:
+        """Take note of how many partitions the topic has."""
+        more = there - self.partitions
+        with self._lock:
+            known = self._counts["unread_partitions"]
+            self._counts["unread_partitions"] = max(known, more)
+        if more > known:
+            log.error(
+                "%s has %d partitions now, and %d are read: events of the others are not learned. "
+                "Stop this run, and train in a new folder",
+                self.config,
+                there,
+                self.partitions,
+            )
 
     def say_read(self, whether: bool) -> None:
         """Take note of whether all that the broker has was read."""
@@ -234,6 +255,7 @@ class _Reading:
         self._end: int | None = None  # offset at which the client found nothing more
         self._away_s: float | None = None  # since when brokers do not answer
         self._older: int | None = None  # a checkpoint may turn out harmed
+        self._counted_s = time.monotonic()  # when the topic's partitions were
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         exact = self._place()
@@ -413,7 +435,7 @@ class _Reading:
             KafkaError.GROUP_AUTHORIZATION_FAILED,
             KafkaError.CLUSTER_AUTHORIZATION_FAILED,
         ):
-            raise TrainerError(
+            raise FinalError(
                 f"{self._source.path} may not be read: {error.str()}; allow it to the user of "
                 f"{self._config.client or 'client=FILE'}"
             )
@@ -449,8 +471,17 @@ class _Reading:
     def _came_back(self) -> None:
         self._away_s = None
 
+    def _look_for_partitions(self) -> None:
+        now = time.monotonic()
+        if not self._source.partitions or now < self._counted_s + _PARTITIONS_EVERY_S:
+            return
+        self._counted_s = now
+        with contextlib.suppress(TrainerError):  # brokers are away: that is said elsewhere
+            self._source.see_partitions(len(self._client.partitions()))
+
     def _tell(self) -> None:
         """Tell the source how far this is, and forget what no checkpoint needs any more."""
+        self._look_for_partitions()
         place = TopicPartition(self._config.topic, self._source.partition)
         behind = 0
         with contextlib.suppress(KafkaException):

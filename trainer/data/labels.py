@@ -33,10 +33,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embertide.trainer.config import LabelJoin
+from embertide.trainer.data.bags import Bags
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.limit import take
 from embertide.trainer.data.rows import Rows, concatenate
-from embertide.trainer.embedding.bags import Bags
 
 _WAITING, _CLICKED, _NEGATIVE, _POSITIVE = range(4)  # the last two: learned
 _COUNTS = (

@@ -9,9 +9,9 @@ import numpy as np
 import redis
 from numpy.typing import NDArray
 
+from embertide._common.redis_url import client_of, failure
 from embertide.trainer.data.base import Batch, DerivedSource, EventSource
 from embertide.trainer.errors import TrainerError
-from embertide.trainer.redis_url import client_of
 
 _POLL_S = 0.003
 # A scorer that stands still this long is gone.
@@ -120,6 +120,7 @@ class ScoredMark:
         Raises:
             TrainerError: Redis cannot be reached.
         """
+        self._url = url
         self._redis = client_of(url, socket_timeout=5.0, socket_connect_timeout=2.0)
         self._key = scored_key(model)
         self.tell(0)
@@ -133,7 +134,7 @@ class ScoredMark:
         try:
             self._redis.set(self._key, end)
         except redis.RedisError as error:
-            raise TrainerError(f"Redis cannot be told what is scored: {error}") from error
+            raise TrainerError(failure("--bus", self._url, error)) from error
 
 
 class ScoredGate:
@@ -141,6 +142,7 @@ class ScoredGate:
 
     def __init__(self, url: str, model: str) -> None:
         """Name the Redis and the model."""
+        self._url = url
         self._redis = client_of(url, socket_timeout=5.0)
         self._key = scored_key(model)
         self._scored = 0
@@ -156,7 +158,7 @@ class ScoredGate:
             try:
                 value = self._redis.get(self._key)
             except redis.RedisError as error:
-                raise TrainerError(f"Redis cannot be asked what is scored: {error}") from error
+                raise TrainerError(failure("--bus", self._url, error)) from error
             scored = int(value) if isinstance(value, bytes) else 0
             if scored > self._scored:
                 self._scored = scored

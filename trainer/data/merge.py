@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embertide._common.background import BackgroundTask, tend
+from embertide.trainer.data.bags import Bags
 from embertide.trainer.data.base import (
     PADDING_KEY,
     Batch,
@@ -34,19 +36,18 @@ from embertide.trainer.data.base import (
     EventSource,
     Origin,
 )
-from embertide.trainer.data.journal import Journal
+from embertide.trainer.data.journal import INPUTS, SILENCES, Journal
 from embertide.trainer.data.order import NO_TS_MS
 from embertide.trainer.data.rows import Rows, check_bounds, concatenate
-from embertide.trainer.embedding.bags import Bags
 from embertide.trainer.errors import ConfigurationError
 
-SILENCES = "silences.jsonl"
 _EVER_MS = 1 << 62
 # What an input's thread may be ahead by.
 _MOST_BYTES = 16 << 20
 # Rows of one read: of files for speed, of what is live so that they come soon.
 _ROWS, _LIVE_ROWS = 4096, 32
 _LEAVE_S = 10.0
+_NAMED = 4  # inputs
 _PARTS, _PLACES = 6, 8  # where they stand in the arrays of merged rows
 
 Ints = NDArray[np.int64]
@@ -110,18 +111,19 @@ class _Reader:
         self._changed = changed
         self._batches: deque[Batch] = deque()
         self._bytes = 0
-        self._ended = self._left = False
+        self._reads = self._ended = self._left = False
         self._error: BaseException | None = None
         rows = _LIVE_ROWS if source.live else _ROWS
         batches = source.batches(batch_size=rows, start=start)
-        self.thread = threading.Thread(
-            target=self._read, args=(batches,), name="merged", daemon=True
-        )
-        self.thread.start()
+        self.task = BackgroundTask("merged", lambda _stop: self._read(batches))
+        self.task.start()
 
     def _read(self, batches: Iterator[Batch]) -> None:
+        with self._changed:
+            self._reads, self.heard = True, time.monotonic()
         try:
             for batch in batches:
+                self.task.works()
                 with self._changed:
                     self._batches.append(batch)
                     self._bytes += batch.nbytes
@@ -152,9 +154,10 @@ class _Reader:
     def is_silent(self, since_s: float) -> bool:
         """Whether it is live, and nothing came since then, nor is there anything to come.
 
-        What the source read before it said so is in `_batches` by then.
+        Not while the system starts no thread to read it. What the source read before it said so is
+        in `_batches` by then.
         """
-        is_read = self.source.is_read
+        is_read = self._reads and self.source.is_read
         return self.source.live and self.heard <= since_s and is_read and not self._batches
 
     def take(self) -> list[Batch]:
@@ -237,12 +240,20 @@ class MergedSource(EventSource):
         self._given: deque[tuple[int, tuple[int, ...]]] = deque()  # offsets since a checkpoint
         self._checkpointed: tuple[int, tuple[int, ...]] | None = None
         self._lock = threading.Lock()
+        self._leaving = threading.Event()
         self._counts = dict.fromkeys(("silences", "late_after_silence"), 0)
 
     @property
     def parts(self) -> Sequence[EventSource]:
         """The inputs, those of feedback last."""
         return self._parts
+
+    @property
+    def name(self) -> str:
+        """Those of the inputs, the first few."""
+        names = [part.name for part in self._parts]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return f"{'; '.join(names[:_NAMED])}{more}"
 
     @property
     def joined(self) -> bool:
@@ -263,7 +274,8 @@ class MergedSource(EventSource):
             for reason, count in part.dead_letters.by_reason.copy().items():
                 name = before + reason
                 by_reason[name] = by_reason.get(name, 0) + count
-        return DeadLetters(by_reason=by_reason)
+        lost = sum(part.dead_letters.lost for part in self._parts)
+        return DeadLetters(by_reason=by_reason, lost=lost)
 
     def total_events(self) -> int | None:
         """Events of all inputs, if all tell; rejected ones get no index, so it is a bound."""
@@ -286,6 +298,7 @@ class MergedSource(EventSource):
 
     def leave(self) -> None:
         """See `EventSource.leave`."""
+        self._leaving.set()
         for part in self._parts:
             part.leave()
 
@@ -311,7 +324,7 @@ class MergedSource(EventSource):
         """See `EventSource.remember_in`."""
         self._folder = folder
         for p, part in enumerate(self._parts):
-            part.remember_in(folder / "inputs" / str(p))
+            part.remember_in(folder / INPUTS / str(p))
 
     def checkpointed(self, offset: int) -> None:
         """See `EventSource.checkpointed`: each input is told of its own place."""
@@ -336,6 +349,7 @@ class MergedSource(EventSource):
             ValueError: There is no cursor for this `start`.
         """
         check_bounds(batch_size, start)
+        self._leaving.clear()
         if start and not self._cursor:
             raise ValueError(f"start {start} of merged inputs needs their cursor: seek it first")
         return self._batches(batch_size, start)
@@ -353,7 +367,7 @@ class MergedSource(EventSource):
         merging = _Merging(self, readers, memory, start, cursor)
         older: tuple[int, tuple[int, ...]] | None = None  # a checkpoint may turn out harmed
         try:
-            while True:
+            while not self._leaving.is_set():
                 progress = merging.take(changed, self._silent_s)
                 for batch in merging.cut(batch_size):
                     assert batch.origin is not None
@@ -374,7 +388,7 @@ class MergedSource(EventSource):
             for reader in readers:
                 reader.leave()
             for reader in readers:
-                reader.thread.join(_LEAVE_S)
+                reader.task.stop(_LEAVE_S)
 
     def count(self, name: str, more: int = 1) -> None:
         """Count what happened while it was read."""
@@ -473,6 +487,7 @@ class _Merging:
 
     def wait(self, changed: threading.Condition, silent_s: float) -> None:
         """Wait until an input has more, or has been silent for long enough."""
+        tend()  # should a reader's thread not have started
         now = time.monotonic()
         left = [
             reader.heard + silent_s - now
@@ -482,7 +497,7 @@ class _Merging:
         due = [each for each in left if each > 0]
         with changed:
             if not any(reader.has_news for reader in self._readers):
-                changed.wait(min(due, default=min(1.0, silent_s)))
+                changed.wait(min([*due, 1.0, silent_s]))
 
     def _known_ms(self, part: int) -> int:
         """The time up to which all rows of an input are here."""

@@ -6,38 +6,50 @@ integers in one message and strings in the next. Array suffixes: N rows, I items
 """
 
 import abc
+import contextlib
 import dataclasses
 import datetime
+import functools
 import io
 import json
+import logging
 import math
 import re
+import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from embertide.trainer.data.arrow import ISO_TIME, iso_ms, schema_column, type_fault
+from embertide._common.quoting import shown, terminal_text
+from embertide.trainer.data.arrow import schema_column, type_fault
 from embertide.trainer.data.assemble import MAX_TS_MS, Column, hash_strings
 from embertide.trainer.data.base import MAX_GROUP, EventSchema
+from embertide.trainer.data.ipc import MOST_BYTES, MOST_RATIO, BoundError, prove_bounds
+from embertide.trainer.data.texts import INT, ISO_TIME, iso_ms
 from embertide.trainer.errors import ConfigurationError
 
 JSON, AVRO, CONFLUENT_AVRO, ARROW = "json", "avro", "confluent-avro", "arrow"
 FORMATS = (JSON, AVRO, CONFLUENT_AVRO, ARROW)
 
 _CONFLUENT_HEADER = 5  # a zero and the id of a schema, 4 bytes
-_INT64 = range(-(1 << 63), 1 << 63)
+_KEYS = range(-(1 << 63), 1 << 64)  # a key is 64 bits, whatever their sign
 _EXACT = 1 << 53  # whole numbers up to it are exact in float64
 _UTC = datetime.UTC
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=_UTC)
 _MS = datetime.timedelta(milliseconds=1)
 _SHOWN_ITEMS = 20
+_SHOWN_LETTERS = 60  # of a value
+_MOST_LETTERS = 160  # of what a library says
 _MAX_NESTED = "it is nested too deeply"
 
-T = TypeVar("T", bound="Sequence[Any] | pa.Table")
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound="Sequence[Any] | ArrowRows")
 Row = tuple[Any, ...]
 
 
@@ -56,21 +68,33 @@ class Payloads(abc.ABC, Generic[T]):
         """Count nothing yet."""
         self.absent: Counter[str] = Counter()
 
-    @abc.abstractmethod
     def names(self, data: bytes) -> list[str]:
         """Columns of a payload.
 
         Raises:
             PayloadError: It does not decode.
         """
+        with _barrier():
+            return self._names(data)
 
-    @abc.abstractmethod
     def rows(self, data: bytes, schema: EventSchema) -> T:
         """Events of a payload, 1 to `MAX_GROUP`.
+
+        Whatever its bytes lead to, here or in a library, is a fault of this payload alone.
 
         Raises:
             PayloadError: It does not decode, or a column is not what the schema says.
         """
+        with _barrier():
+            return self._rows(data, schema)
+
+    @abc.abstractmethod
+    def _names(self, data: bytes) -> list[str]:
+        """See `names`."""
+
+    @abc.abstractmethod
+    def _rows(self, data: bytes, schema: EventSchema) -> T:
+        """See `rows`."""
 
     @abc.abstractmethod
     def columns(
@@ -115,45 +139,102 @@ def payloads_of(format: str, avro_schema: str = "") -> Payloads[Any]:
     return AvroPayloads(Path(avro_schema), header=_CONFLUENT_HEADER * (format == CONFLUENT_AVRO))
 
 
-class ArrowPayloads(Payloads[pa.Table]):
+@contextlib.contextmanager
+def _barrier() -> Iterator[None]:
+    """Have whatever goes wrong with a payload be a PayloadError."""
+    try:
+        yield
+    except PayloadError:
+        raise
+    except RecursionError:
+        raise PayloadError(_MAX_NESTED) from None
+    except MemoryError:
+        raise PayloadError("it asks for more memory than there is") from None
+    except Exception as error:
+        raise PayloadError(f"it cannot be read: {type(error).__name__}: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    """Return what a library says of a payload, some of which may be the payload's."""
+    return terminal_text(str(error)[:_MOST_LETTERS])
+
+
+class ArrowRows:
+    """Rows of a stream, and the columns that they are; slices are rows again."""
+
+    def __init__(self, table: pa.Table, schema: EventSchema) -> None:
+        """Turn every column of the schema."""
+        self._table = table
+        self._schema = schema
+        self.columns: Mapping[str, Column] = {
+            name: schema_column(schema, name, table.column(name).combine_chunks())
+            for name in schema.columns
+        }
+
+    def __len__(self) -> int:
+        """Return how many."""
+        return len(self._table)
+
+    def __getitem__(self, cut: slice) -> "ArrowRows":
+        """Return some."""
+        return self if cut == slice(0, None) else ArrowRows(self._table[cut], self._schema)
+
+
+class ArrowPayloads(Payloads[ArrowRows]):
     """Arrow's IPC streams of record batches; every buffer is proved, for they come from outside."""
 
-    def names(self, data: bytes) -> list[str]:
-        """See `Payloads.names`."""
+    def _names(self, data: bytes) -> list[str]:
         return list(self._table(data).column_names)
 
-    def rows(self, data: bytes, schema: EventSchema) -> pa.Table:
-        """See `Payloads.rows`."""
+    def _rows(self, data: bytes, schema: EventSchema) -> ArrowRows:
         table = self._table(data)
+        _prove_count(len(table))
+        names = Counter(table.column_names)
         for name in schema.columns:
-            if name not in table.column_names:
-                raise PayloadError(f"column {name!r} is missing")
+            if names[name] != 1:
+                what = "is missing" if name not in names else f"is there {names[name]} times"
+                raise PayloadError(f"column {name!r} {what}")
             fault = type_fault(schema, name, table.schema.field(name).type)
             if fault is not None:
                 raise PayloadError(fault)
-        _prove_count(len(table))
-        return table
+        _prove_texts([table.column(name) for name in schema.columns], len(data))
+        return ArrowRows(table, schema)
 
     def columns(
-        self, rows_of: Sequence[pa.Table], schema: EventSchema
+        self, rows_of: Sequence[ArrowRows], schema: EventSchema
     ) -> Iterator[tuple[int, Mapping[str, Column]]]:
         """See `Payloads.columns`; types may differ from payload to payload."""
-        for table in rows_of:
-            yield (
-                1,
-                {
-                    name: schema_column(schema, name, table.column(name).combine_chunks())
-                    for name in schema.columns
-                },
-            )
+        for rows in rows_of:
+            yield 1, rows.columns
 
     def _table(self, data: bytes) -> pa.Table:
         try:
+            prove_bounds(data, MAX_GROUP)
             table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
             table.validate(full=True)
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except BoundError as error:
             raise PayloadError(str(error)) from error
+        except (pa.ArrowException, struct.error, OSError, ValueError) as error:
+            raise PayloadError(f"it is no stream of Arrow: {_said(error)}") from error
         return table
+
+
+def _prove_texts(columns: Sequence[pa.ChunkedArray], size: int) -> None:
+    """Refuse dictionaries of texts that many rows repeat: written out, they would be too large.
+
+    Raises:
+        PayloadError: One is.
+    """
+    most, found = max(MOST_BYTES, MOST_RATIO * size), 0
+    for array in (chunk for column in columns for chunk in column.chunks):
+        if pa.types.is_dictionary(array.type) and len(array.dictionary):
+            longest = pc.max(pc.binary_length(array.dictionary.cast(pa.large_binary()))).as_py()
+            found += (longest or 0) * len(array)
+        if found > most:
+            raise PayloadError(
+                f"its texts may have {found} bytes written out; {most} at most: send fewer events "
+                "in a message"
+            )
 
 
 class _RecordPayloads(Payloads[list[Row]]):
@@ -163,6 +244,10 @@ class _RecordPayloads(Payloads[list[Row]]):
         super().__init__()
         self._schema: EventSchema | None = None
         self._uses: list[_Use] = []
+        # Key columns whose kind nobody says: those with keys of text, with nulls, with both.
+        self._with_texts: set[str] = set()
+        self._with_nulls: set[str] = set()
+        self._told: set[str] = set()
 
     @abc.abstractmethod
     def records(self, data: bytes) -> list[dict[str, Any]]:
@@ -180,12 +265,10 @@ class _RecordPayloads(Payloads[list[Row]]):
                 "column with two; give each use a column of its own"
             )
 
-    def names(self, data: bytes) -> list[str]:
-        """See `Payloads.names`."""
+    def _names(self, data: bytes) -> list[str]:
         return list(dict.fromkeys(name for record in self.records(data) for name in record))
 
-    def rows(self, data: bytes, schema: EventSchema) -> list[Row]:
-        """See `Payloads.rows`."""
+    def _rows(self, data: bytes, schema: EventSchema) -> list[Row]:
         self._read_as(schema)
         records = self.records(data)
         _prove_count(len(records))
@@ -197,11 +280,28 @@ class _RecordPayloads(Payloads[list[Row]]):
             if use.name not in record:
                 self.absent[use.name] += 1
             value = record.get(use.name)
+            if use.untold:
+                self._look(use.name, value)
             try:
                 row.append(None if value is None else use.value(value))
             except (ValueError, OverflowError) as error:
                 raise PayloadError(f"column {use.name!r} {error}") from error
         return tuple(row)
+
+    def _look(self, name: str, value: Any) -> None:
+        """Say once that a column of no kind has texts and nulls: their key is not that of files."""
+        if value is None:
+            self._with_nulls.add(name)
+        elif isinstance(value, str | bytes):
+            self._with_texts.add(name)
+        if name in self._with_nulls & self._with_texts - self._told:
+            self._told.add(name)
+            log.warning(
+                "column %s: some keys are text and some are null; a null has the key of integers, "
+                "-1, as nothing says that the column is one of text: give its FeatureColumn "
+                "kind='string', so that it has the key of files and of clients",
+                shown(name),
+            )
 
     def columns(
         self, rows_of: Sequence[list[Row]], schema: EventSchema
@@ -215,7 +315,11 @@ class _RecordPayloads(Payloads[list[Row]]):
 
     def _read_as(self, schema: EventSchema) -> None:
         if schema is not self._schema:
-            self._schema, self._uses = schema, list(_uses(schema))
+            self._schema, self._uses = schema, list(_uses(schema, self.text_fields()))
+
+    def text_fields(self) -> frozenset[str]:
+        """Columns that the format itself says are text: what is missing is an empty one."""
+        return frozenset()
 
 
 class JsonPayloads(_RecordPayloads):
@@ -228,7 +332,7 @@ class JsonPayloads(_RecordPayloads):
         except RecursionError:
             raise PayloadError(_MAX_NESTED) from None
         except ValueError as error:  # of UTF-8 and of numbers too
-            raise PayloadError(f"it is no JSON: {error}") from error
+            raise PayloadError(f"it is no JSON: {_said(error)}") from error
         found = found if isinstance(found, list) else [found]
         for each in found:
             if not isinstance(each, dict):
@@ -262,6 +366,11 @@ class AvroPayloads(_RecordPayloads):
         if not isinstance(self._avro, dict) or self._avro.get("type") != "record":
             raise ConfigurationError(f"{path} is no Avro schema of a record; events are records")
 
+    def text_fields(self) -> frozenset[str]:
+        """See `_RecordPayloads.text_fields`."""
+        fields = self._avro["fields"]
+        return frozenset(each["name"] for each in fields if _is_text_field(each["type"]))
+
     def records(self, data: bytes) -> list[dict[str, Any]]:
         """See `_RecordPayloads.records`."""
         from fastavro import schemaless_reader
@@ -283,10 +392,16 @@ class AvroPayloads(_RecordPayloads):
         except RecursionError:
             raise PayloadError(_MAX_NESTED) from None
         except Exception as error:  # fastavro raises what its bytes lead to
-            raise PayloadError(
-                f"it is no Avro of the schema that was given: {type(error).__name__}: {error}"
-            ) from error
+            what = f"{type(error).__name__}: {_said(error)}"
+            raise PayloadError(f"it is no Avro of the schema that was given: {what}") from error
         return found
+
+
+def _is_text_field(kind: Any) -> bool:
+    """Whether an Avro type is text, or text or null."""
+    kinds = [each for each in (kind if isinstance(kind, list) else [kind]) if each != "null"]
+    names = [each.get("type") if isinstance(each, dict) else each for each in kinds]
+    return bool(names) and all(name in ("string", "bytes", "enum") for name in names)
 
 
 def _prove_count(rows: int) -> None:
@@ -298,34 +413,38 @@ def _prove_count(rows: int) -> None:
 
 
 def _kind(value: object) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text[:60]}{'...' * (len(text) > 60)}"
+    return f"{type(value).__name__} {shown(value, _SHOWN_LETTERS)}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Use:
     """How a column is used: what reads a value of it, raising ValueError, and makes it of values.
 
-    The values given to `column` are those that were read, None where there was none.
+    The values given to `column` are those that were read, None where there was none. `untold`:
+    they are keys, and neither the schema nor the format says of which kind.
     """
 
     name: str
     value: Callable[[Any], Any]
     column: Callable[[Sequence[Any]], Column]
+    untold: bool = False
 
 
-def _uses(schema: EventSchema) -> Iterator[_Use]:
-    """Yield the use of every column, in the schema's order."""
+def _uses(schema: EventSchema, texts: Collection[str]) -> Iterator[_Use]:
+    """Yield the use of every column, in the schema's order; `texts` are those of text."""
     unit_ms, separator = schema.ts_unit_ms, schema.list_separator
     for name in schema.columns:
+        kind = schema.kind_of(name) or ("string" if name in texts else "")
+        key = _KEY_OF[kind]
         if name == schema.ts:
             yield _Use(name, lambda value: _time_ms(value, unit_ms), _times)
         elif name in schema.list_columns:
-            yield _Use(name, lambda value: _items(value, separator, _key), _key_lists)
+            yield _Use(name, functools.partial(_items, separator=separator, item=key), _key_lists)
         elif name in schema.weight_columns:
             yield _Use(name, lambda value: _items(value, separator, _number), _number_lists)
         elif name in schema.key_columns or name == schema.id:
-            yield _Use(name, _key, _keys)
+            untold = not kind and name != schema.id
+            yield _Use(name, key, _text_keys if kind == "string" else _keys, untold)
         elif name == schema.label and schema.text_label:
             yield _Use(name, _text, _words)
         else:
@@ -342,9 +461,37 @@ def _key(value: Any) -> int | bytes:
         value = int(value)
     if not isinstance(value, int):  # a bool is one
         raise ValueError(f"is {_kind(value)}; a key is an integer or a string")
-    if value not in _INT64:
-        raise ValueError(f"is {value:.6g}, which is no 64-bit integer; write it as a string")
-    return int(value)
+    if value not in _KEYS:
+        raise ValueError(f"is {_kind(value)}, which is no 64-bit integer; write it as a string")
+    return int(value) if value < 1 << 63 else int(value) - (1 << 64)
+
+
+def _text_key(value: Any) -> bytes:
+    """A key of a column of text: numbers as they are written."""
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    key = _key(value)
+    return key if isinstance(key, bytes) else str(value).encode()
+
+
+def _whole_key(value: Any) -> int:
+    """A key of a column of integers, which text may hold."""
+    if not isinstance(value, str | bytes):
+        key = _key(value)
+        assert isinstance(key, int), "as it is no text"
+        return key
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    if not re.match(INT, text):
+        raise ValueError(f"is {_kind(value)}; a key of this column is an integer")
+    return int(_key(int(text.partition(".")[0])))
+
+
+_KEY_OF: Mapping[str, Callable[[Any], int | bytes]] = {
+    "": _key,
+    "int": _whole_key,
+    "string": _text_key,
+}
+"""What reads a key, by the kind that the schema says."""
 
 
 def _number(value: Any) -> float:
@@ -417,6 +564,11 @@ def _keys(values: Sequence[Any]) -> Column:
     hashes = iter(hash_strings(np.array(words, np.object_)).tolist() if words else ())
     keys = [next(hashes) if isinstance(each, bytes) else each or 0 for each in values]
     return Column(values=np.array(keys, np.int64), null_N=_nulls(values))
+
+
+def _text_keys(values: Sequence[Any]) -> Column:
+    """Keys of a column of text, in which one that is null is that of the empty text."""
+    return _keys([b"" if each is None else each for each in values])
 
 
 def _numbers(values: Sequence[Any]) -> Column:

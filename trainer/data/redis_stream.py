@@ -28,6 +28,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from embertide._common.quoting import without_secrets
+from embertide._common.redis_url import client_of, failure
 from embertide.trainer.data.assemble import Assembler, Chunk
 from embertide.trainer.data.base import (
     MAX_GROUP,
@@ -46,8 +48,7 @@ from embertide.trainer.data.payloads import (
     payloads_of,
 )
 from embertide.trainer.data.rows import Cutter, check_bounds, check_waits
-from embertide.trainer.errors import ConfigurationError, DataError, TrainerError
-from embertide.trainer.redis_url import client_of
+from embertide.trainer.errors import ConfigurationError, DataError, FinalError, TrainerError
 
 SCHEMES = ("redis://", "rediss://", "unix://")
 STREAM = "e:{events}:log"
@@ -59,8 +60,10 @@ _LAST_INDEX = 1 << 53  # the script counts in float64
 _PAGE = 1000
 # The schema may be told by an old entry if the newest do not decode.
 _ENTRIES_TO_RECOGNISE = 16
+_FIRST_ANSWER_S = 3.0
 _MAX_REREADS = 100
 _LONGEST_PAUSE_S = 5.0
+_LOOK_S = 1.0  # between looks at whether to leave
 _MS_DIGITS = 15  # of a time: below 2^53
 
 _LAST_ID = """
@@ -117,7 +120,9 @@ class StreamConfig:
     def __post_init__(self) -> None:
         """Refuses what cannot be read."""
         if not self.url.startswith(SCHEMES):
-            raise ValueError(f"{self.url!r} is no Redis URL; give redis://host:port/db")
+            raise ValueError(
+                f"{without_secrets(self.url)!r} is no Redis URL; give redis://host:port/db"
+            )
         for name in ("stream", "group"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty; name one")
@@ -193,6 +198,7 @@ class RedisStreamSource(EventSource):
         self.dead_letters = DeadLetters() if dead_letters is None else dead_letters
         self._redis = _connect(config)
         self._counts = dict.fromkeys(("reconnects", "rereads", "closed", "failed_acks"), 0)
+        self._leaving = threading.Event()
         self._lock = threading.Lock()  # of the counts
         self._payloads: dict[bytes, Payloads[Any]] = {
             b"arrow": payloads_of(ARROW),
@@ -218,7 +224,12 @@ class RedisStreamSource(EventSource):
             TrainerError: Redis was away for `patience_s`, or another reader uses the group.
         """
         check_bounds(batch_size, start)
+        self._leaving.clear()
         return self._batches(batch_size, start)
+
+    def leave(self) -> None:
+        """See `EventSource.leave`: a read that waits ends within a second."""
+        self._leaving.set()
 
     def checkpointed(self, offset: int) -> None:
         """Acknowledges the entries that lie before `offset`."""
@@ -274,9 +285,11 @@ class RedisStreamSource(EventSource):
     def _entries(self, start: int) -> Iterator[_Entry | None]:
         """Yields the entries from that with event `start` on; None where nothing came."""
         at, placed = start, False
-        while True:
+        while not self._leaving.is_set():
             found = self._read(at, placed)
             placed = True
+            if self._leaving.is_set():
+                return
             if not found:
                 yield None
             for entry in found:
@@ -295,7 +308,8 @@ class RedisStreamSource(EventSource):
         """Reads on from event `at`, to where the group is brought if it is not `placed` there."""
         config = self.config
         deadline, pause_s = None, 0.1
-        while True:
+        quiet_s = time.monotonic() + config.quiet_s
+        while not self._leaving.is_set():
             try:
                 if not placed:
                     self._place(at)
@@ -304,14 +318,19 @@ class RedisStreamSource(EventSource):
                     _CONSUMER,
                     {config.stream: ">"},
                     count=config.entries,
-                    block=max(1, round(config.quiet_s * 1000)),
+                    block=max(1, round(min(quiet_s - time.monotonic(), _LOOK_S) * 1000)),
                 )
+                placed = True
+                if not reply and time.monotonic() < quiet_s:
+                    continue
                 return [_Entry.of(*found) for _, entries in reply or () for found in entries]
             except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError) as error:
                 # The group is gone with a Redis that has lost everything: placing it tells.
                 answered = isinstance(error, redis.ResponseError)
                 if answered and not str(error).startswith(("NOGROUP", "UNBLOCKED")):
-                    raise TrainerError(f"{self.path} cannot be read: {error}") from error
+                    raise TrainerError(
+                        f"{self.path} cannot be read: {error}; see that Redis runs"
+                    ) from error
                 # A reply may be lost on the way: what it had counts as delivered.
                 placed = False
                 self._count("reconnects")
@@ -323,8 +342,10 @@ class RedisStreamSource(EventSource):
                         "trainer again when it is back"
                     ) from error
                 log.warning("%s is away (%s); trying again", self.path, error)
-                time.sleep(pause_s)
+                self._leaving.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                quiet_s = time.monotonic() + config.quiet_s
+        return []
 
     def _place(self, at: int) -> None:
         """Makes the group go on with the entry that holds event `at`, or begins there."""
@@ -434,7 +455,9 @@ class RedisStreamSource(EventSource):
         try:
             newest: Any = self._redis.xrevrange(self.config.stream, count=_ENTRIES_TO_RECOGNISE)
         except redis.RedisError as error:
-            raise TrainerError(f"{self.path} cannot be read: {error}") from error
+            raise TrainerError(
+                f"{self.path} cannot be read: {error}; see that Redis runs"
+            ) from error
         columns: list[str] = []
         for found in newest:
             try:
@@ -445,7 +468,7 @@ class RedisStreamSource(EventSource):
             schema = known_schema(columns)
             if schema is not None:
                 return schema
-        raise TrainerError(
+        raise FinalError(
             f"{self.path} has no entry of a known schema"
             f"{': columns ' + ', '.join(columns) if columns else ''}; add events first, or give "
             "schema= in a run's file (embertide train --config)"
@@ -490,7 +513,9 @@ class EventSender:
         try:
             id: Any = self._redis.eval(_ADD, 1, self._config.stream, *args)
         except redis.RedisError as error:
-            raise TrainerError(f"{self._config} did not take events: {error}") from error
+            raise TrainerError(
+                f"{self._config} did not take events: {error}; see that Redis has room"
+            ) from error
         self.sent += len(batch)
         return _Entry.of(id).first
 
@@ -498,6 +523,14 @@ class EventSender:
 def _connect(config: StreamConfig) -> "redis.Redis":
     """Opens a client that asks once: what was asked twice might be done twice."""
     try:
+        # One that stands still is told at once: a read may wait for events, the first word not.
+        with client_of(
+            config.url,
+            socket_timeout=_FIRST_ANSWER_S,
+            socket_connect_timeout=2.0,
+            retry=Retry(NoBackoff(), 0),
+        ) as first:
+            first.ping()
         client = client_of(
             config.url,
             socket_timeout=config.quiet_s + 5.0,
@@ -505,11 +538,8 @@ def _connect(config: StreamConfig) -> "redis.Redis":
             retry=Retry(NoBackoff(), 0),
             protocol=2,
         )
-        client.ping()
     except (redis.RedisError, ValueError) as error:
-        raise TrainerError(
-            f"Redis at {config} cannot be reached: {error}; start it, or give another URL"
-        ) from error
+        raise TrainerError(failure("--data", config.url, error)) from error
     return client
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embertide.trainer.data.bags import Bags
 from embertide.trainer.data.base import MAX_GROUP, Batch
-from embertide.trainer.embedding.bags import Bags
 from embertide.trainer.errors import DataError
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embertide.trainer.data.base import Batch
-from embertide.trainer.embedding.keys import hash_keys
+from embertide.trainer.data.keys import hash_keys
 
 
 def is_kept(batch: Batch, rate: float, seed: int) -> NDArray[np.bool_]:

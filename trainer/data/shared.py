@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embertide.trainer.data.bags import Bags
 from embertide.trainer.data.base import Batch, DerivedSource, EventSource, Origin
-from embertide.trainer.embedding.bags import Bags
 from embertide.trainer.sync.channel import Channel, RankError, error_of
 
 _ARRAYS = ("event_B", "ts_ms_B", "keys_BF", "dense_BD", "label_B")

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 
 from embertide.trainer.data.arrow import is_text, typed_column
 from embertide.trainer.data.assemble import Ints, column_keys
-from embertide.trainer.data.parquet import CHUNK_ROWS, open_bytes
+from embertide.trainer.data.opening import open_bytes
+from embertide.trainer.data.parquet import CHUNK_ROWS
 from embertide.trainer.errors import DataError
 
 _KEY_BYTES = 8
