@@ -2,26 +2,8 @@
 
 import typer
 
-from embertide.trainer.commands import (
-    backtest,
-    cache_sim,
-    capacity,
-    compare,
-    describe,
-    evaluate,
-    export_dense,
-    guard,
-    import_model,
-    init,
-    prune_search,
-    replay,
-    rollback,
-    send,
-    train,
-    transform_search,
-    verify,
-)
-from embertide.trainer.commands.flags import show_flags
+from embertide._common.commands import Command, add_lazy, lazy_app, show_flags
+from embertide._common.private import close_umask
 
 app = typer.Typer(
     name="embertide.trainer",
@@ -31,25 +13,19 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-app.command("init")(init.command)
-app.command("train")(train.command)
-app.command("import")(import_model.command)
-app.command("export-dense")(export_dense.command)
-app.command("cache-sim")(cache_sim.command)
-app.command("capacity")(capacity.command)
-app.command("prune-search")(prune_search.command)
-app.command("transform-search")(transform_search.command)
-app.command("describe")(describe.command)
-app.command("send-events")(send.command)
-app.command("guard")(guard.command)
-app.command("rollback")(rollback.command)
-app.command("replay")(replay.command)
-app.command("backtest")(backtest.command)
-app.command("compare")(compare.command)
-app.command("eval")(evaluate.command)
-app.command("verify")(verify.command)
-
+# `embertide --help` says what each is for.
+_MODULES = {"import": "import_model", "send-events": "send", "eval": "evaluate"}
+_COMMANDS = (
+    *("init", "train", "import", "export-dense", "cache-sim", "capacity", "prune-search"),
+    *("transform-search", "describe", "send-events", "guard", "rollback", "replay", "backtest"),
+    *("compare", "eval", "verify"),
+)
+lazy_app(app)
+for _name in _COMMANDS:
+    _module = _MODULES.get(_name, _name.replace("-", "_"))
+    add_lazy(app, _name, Command(module=f"embertide.trainer.commands.{_module}"))
 show_flags(app)
 
 if __name__ == "__main__":
+    close_umask()
     app(prog_name="embertide")

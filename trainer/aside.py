@@ -1,7 +1,6 @@
 """Batches that would have made the net not finite: put aside with their events, counted, kept."""
 
 import dataclasses
-import itertools
 import json
 import logging
 import math
@@ -9,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from embertide.trainer.data.bags import Bags
 from embertide.trainer.data.base import Batch
-from embertide.trainer.errors import TrainerError
-from embertide.trainer.publish.folder import is_no_room
+from embertide.trainer.errors import FinalError
+from embertide.trainer.lines_file import LinesFile
 
 _MAX_BYTES = 64 << 20
 """Of the file: what is put aside later is counted, and not kept."""
@@ -39,7 +39,7 @@ class SetAside:
     def __init__(self, path: Path, most_in_a_row: int) -> None:
         """Put nothing aside yet."""
         self.stats = AsideStats()
-        self._path = path
+        self._file = LinesFile(path, _MAX_BYTES)
         self._most = most_in_a_row
         self._in_a_row = 0
         self._first = 0  # event index of those in a row
@@ -53,7 +53,7 @@ class SetAside:
 
         Raises:
             TrainerError: Too many in a row: it is not the events that are at fault.
-            OSError: The file cannot be written, for another reason than that its drive is full.
+            OSError: The file cannot be written, for another reason than a full drive.
         """
         self.stats.batches += 1
         self.stats.events += len(batch)
@@ -66,28 +66,16 @@ class SetAside:
             self._first = batch.first
         self._in_a_row += 1
         if self._in_a_row > self._most:
-            raise TrainerError(
+            raise FinalError(
                 f"{self._in_a_row} batches in a row, events {self._first} to "
-                f"{batch.event_B[-1]}, were put "
-                f"aside ({reason}); the last finite state is published. Look at {self._path}; if "
-                "the events are right, train on with lower learning rates, or with a clip step of "
-                "the dense features"
+                f"{batch.event_B[-1]}, were put aside ({reason}); the last finite state is "
+                f"published. Look at {self._file.path}; if the events are right, train on with "
+                "lower learning rates, or with a clip step of the dense features"
             )
 
     def _keep(self, batch: Batch, reason: str) -> None:
         lines = list(_lines(batch, reason))
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as out:
-                room = _MAX_BYTES - out.tell()
-                sizes = itertools.accumulate(map(len, lines))
-                kept = sum(size <= room for size in sizes)
-                out.writelines(lines[:kept])
-        except OSError as error:
-            if not is_no_room(error):
-                raise
-            kept = 0
-        self.stats.events_not_kept += len(lines) - kept
+        self.stats.events_not_kept += len(lines) - self._file.add(lines)
 
 
 def _lines(batch: Batch, reason: str) -> Iterator[bytes]:
@@ -101,9 +89,20 @@ def _lines(batch: Batch, reason: str) -> Iterator[bytes]:
             "keys": batch.keys_BF[b].tolist(),
             "dense": dense,
         }
+        if batch.lists:
+            event["lists"] = {str(f): _items(bags, b) for f, bags in batch.lists.items()}
         if batch.weight_B is not None:
             event["weight"] = float(batch.weight_B[b])
         if batch.more_labels_BL is not None:
             labels = batch.more_labels_BL[b].tolist()
             event["more_labels"] = [None if math.isnan(each) else int(each) for each in labels]
         yield json.dumps(event).encode() + b"\n"
+
+
+def _items(bags: Bags, b: int) -> list[Any]:
+    """Return the keys of an event's list; of a weighted one [key, weight] of each."""
+    begin, end = int(bags.offsets_B1[b]), int(bags.offsets_B1[b + 1])
+    keys: list[Any] = bags.keys_N[begin:end].tolist()
+    if bags.weights_N is None:
+        return keys
+    return [list(each) for each in zip(keys, bags.weights_N[begin:end].tolist(), strict=True)]

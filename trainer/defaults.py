@@ -6,7 +6,8 @@ One rule for all inputs: nothing is tuned for one.
 import bisect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from embertide.trainer.config import (
     DenseConfig,
@@ -55,6 +56,14 @@ class Cadence:
     publish_every_s: int
     snapshot_every: int
 
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "Cadence | None":
+        """Return that of a run's settings, as a checkpoint has them; None: they do not say."""
+        names = [field.name for field in fields(cls)]
+        if not all(isinstance(settings.get(name), int) for name in names):
+            return None
+        return cls(**{name: settings[name] for name in names})
+
 
 def most_versions(events: int, span_s: float) -> int:
     """Return how many versions the run of a file has at most.
@@ -66,7 +75,7 @@ def most_versions(events: int, span_s: float) -> int:
 
 
 USUAL_CADENCE = Cadence(publish_every_s=LEAST_EVERY_S, snapshot_every=USUAL_SNAPSHOT_EVERY)
-"""Of a stream, whose rate nobody knows yet, and of the made-up news."""
+"""Of a stream, whose rate nobody knows yet, and of the synthetic news."""
 
 
 def cadence(events: int, span_s: float, *, most: int | None = None) -> Cadence:

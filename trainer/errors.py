@@ -1,12 +1,23 @@
 """What the trainer raises: one base class, with the facts in fields as well as in the text."""
 
+from embertide._common.errors import OperatingError
+from embertide._common.quoting import terminal_text, without_secrets
 
-class TrainerError(Exception):
+
+class TrainerError(OperatingError):
     """Base of every error that the trainer raises on purpose."""
+
+
+class FinalError(TrainerError):
+    """It cannot go on, and would come to the same end if it began again."""
+
+    final = True
 
 
 class ConfigurationError(TrainerError):
     """What was asked for cannot work, however often it is tried."""
+
+    exit_status = 2
 
 
 class DataError(ConfigurationError):
@@ -27,5 +38,6 @@ class DataError(ConfigurationError):
 
     def __str__(self) -> str:
         """Path, event index where known, reason."""
-        where = self.path if self.row is None else f"{self.path}, event {self.row}"
+        path = terminal_text(without_secrets(self.path))
+        where = path if self.row is None else f"{path}, event {self.row}"
         return f"{where}: {self.reason}"

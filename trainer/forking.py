@@ -258,6 +258,7 @@ class _Source:
         if not keep_place:
             return
         saved = self._saved
+        state.journals = saved.journals
         state.prequential = saved.prequential
         if state.run.evaluation == parsed(EvalConfig, saved.config.get("evaluation", {})):
             state.monitor.restore(*saved.monitor)

@@ -19,7 +19,7 @@ from embertide.trainer.data.base import Batch
 from embertide.trainer.data.limit import take
 from embertide.trainer.embedding.counters import Counters
 from embertide.trainer.embedding.store import EmbeddingStore
-from embertide.trainer.errors import TrainerError
+from embertide.trainer.errors import FinalError, TrainerError
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.device import check_dtype, net_device
 from embertide.trainer.model.dlrm import Probability
@@ -27,19 +27,28 @@ from embertide.trainer.model.export import evaluating
 from embertide.trainer.model.layers import Columns
 from embertide.trainer.model.loss import Loss
 from embertide.trainer.model.schedule import Schedule
+from embertide.trainer.model.statistics import Statistics, draw_seed
 from embertide.trainer.model.transforms import make_transforms
 from embertide.trainer.sync.dense import AllReduce, DenseSync
 from embertide.trainer.sync.exchange import Asked
 from embertide.trainer.sync.plan import Ownership
 from embertide.trainer.sync.ranks import Ranks
-from embertide.trainer.sync.statistics import Statistics, draw_seed
 
 # Its square is a number in fp32, which Adam keeps.
 _MOST = 1e19
 
 
 class NotFiniteError(TrainerError):
-    """A batch would make the net not finite; nothing has been learned from it."""
+    """A batch would make the net not finite; nothing has been learned from it.
+
+    Attributes:
+        reason: What is not finite.
+    """
+
+    def __init__(self, what: str) -> None:
+        """Name what is not finite: the loss, gradients or statistics."""
+        self.reason = f"{what} not finite"
+        super().__init__(f"{self.reason}; lower the learning rate, or look at the batch's events")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -380,7 +389,7 @@ class Learner:
             if self._statistics is not None:
                 self._statistics.restore()
             what = "loss" if not torch.isfinite(loss) else "gradients" if kept else "statistics"
-            raise NotFiniteError(f"{what} not finite")
+            raise NotFiniteError(what)
 
     def check_finite(self) -> None:
         """Refuse a net that must not be published.
@@ -393,7 +402,7 @@ class Learner:
             self._statistics.check()
         for name, tensor in self.served.state_dict().items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise TrainerError(
+                raise FinalError(
                     f"tensor {name} of the net is not finite, though every step was: version not "
                     "published; start again, which goes on from the last checkpoint, with a lower "
                     "dense_learning_rate"

@@ -9,18 +9,23 @@ Shapes: B events of a batch, F features, D dense columns.
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embertide._common.background import healths
+from embertide._common.room import is_no_room, no_room
 from embertide.trainer.aside import SetAside
+from embertide.trainer.checkpoint.checkpoint import saved_settings
 from embertide.trainer.checkpoint.restoring import restore
 from embertide.trainer.checkpoint.settings import settings
 from embertide.trainer.config import RunConfig
@@ -28,24 +33,30 @@ from embertide.trainer.data.ahead import read_ahead
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.crosses import crossed
 from embertide.trainer.data.history import extend
+from embertide.trainer.data.journal import restore_journals
 from embertide.trainer.data.labels import Decided, split
 from embertide.trainer.data.limit import blocks, where
 from embertide.trainer.data.sampling import is_kept, weighed
 from embertide.trainer.data.shared import SharedEvents
+from embertide.trainer.defaults import Cadence
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.forking import Fork
 from embertide.trainer.learner import NotFiniteError, Prepared
 from embertide.trainer.model.export import export_dense
 from embertide.trainer.model.own import check_program
-from embertide.trainer.progress import Progress, added_up
-from embertide.trainer.publish.folder import Publication
+from embertide.trainer.progress import Progress, Teller, added_up
+from embertide.trainer.publish.folder import Publication, needing_room
+from embertide.trainer.publish.lock import FolderLock
+from embertide.trainer.publish.origin import FolderOrigin, without_user
 from embertide.trainer.publish.promotion import PromotionRecord
+from embertide.trainer.publish.sign import Place, SignOfLife, refuse_another
 from embertide.trainer.publish.snapshot import keep_program
 from embertide.trainer.publish.storage import Storage
 from embertide.trainer.publish.upload import Uploader, UploadOptions
 from embertide.trainer.resuming import Resuming
 from embertide.trainer.sync.channel import check_same
 from embertide.trainer.sync.ranks import Ranks
+from embertide.trainer.threads import Workers
 from embertide.trainer.versions import Versions
 
 # Counters of the store that say what it did not do.
@@ -59,6 +70,9 @@ _DROPS = (
     "dropped_accesses",
     "reader_waits_given_up",
 )
+
+
+log = logging.getLogger(__name__)
 
 
 class Gate(Protocol):
@@ -91,6 +105,8 @@ class Trainer:
         storage: Where the publication has a copy, from which a folder that is empty is filled.
         most_behind_s: Training waits while storage lacks something that is older.
         storage_end_s: How long the end of `fit` may wait for storage.
+        cadence: Gives how often the run publishes, in place of what `run` says, from the cadence of
+            its checkpoint, None where there is none.
 
     Attributes:
         state: What is learned, and up to where; of this rank, its rows.
@@ -98,6 +114,8 @@ class Trainer:
         uploader: What brings it to storage, on the first rank.
         stopped: Whether `fit` came to its end because `stop` was called.
         forked: What this run began with of another run or model; None: nothing.
+        warm_start: Folder of the run that it began with and whose place it did not keep, on the
+            first rank, from `fit` on; empty: none.
 
     Raises:
         CheckpointError: The publication holds a run of another configuration, or versions and no
@@ -105,6 +123,8 @@ class Trainer:
         ConfigurationError: `allow_change` names no setting, or one that cannot change; or a net of
             one's own is not what it should be, or not what it was.
         BusError: Redis cannot be reached.
+        LockedError: Without a bus: another process publishes to the folder; with one, another
+            trainer publishes under the model's name from another folder.
         StorageError: Storage cannot be used.
         OvertakenError: Another trainer publishes to the same storage.
     """
@@ -125,9 +145,9 @@ class Trainer:
         storage: Storage | None = None,
         most_behind_s: float = 3600.0,
         storage_end_s: float = 300.0,
+        cadence: Callable[[Cadence | None], Cadence] | None = None,
     ) -> None:
         """Open store and net, resume a checkpoint, take the lineage."""
-        self.run = run
         self.ranks = ranks or Ranks.alone()
         # Opened here, by all ranks in one order, so that none waits for one that has failed since.
         self._channel, saving, publishing, self._events, *_ = [
@@ -137,9 +157,19 @@ class Trainer:
         check_same(
             self._channel, "configuration", settings(run) | {"folder": str(publication.path)}
         )
-        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="keys")
+        self._lock: FolderLock | None = None
+        with self._channel.together():
+            if self.ranks.first:
+                # Before anything is read: what another trainer is about to write may lie in part.
+                if bus is None:
+                    with needing_room(publication.path):
+                        self._lock = FolderLock(publication.path)
+                else:
+                    refuse_another(bus, run.model.name, publication.path)
+        self._ahead = Workers("keys")
         self.stopped = self._stop = False
         self._asked: Future[Prepared] | None = None  # the batch to learn next
+        self._teller: Teller | None = None  # of this `fit`
         self.publication = publication
         self.set_aside = SetAside(publication.set_aside, run.most_set_aside)
         self.unsampled = 0  # negatives that `negative_rate` left out
@@ -155,7 +185,9 @@ class Trainer:
                     end_s=storage_end_s,
                 )
                 self.uploader = Uploader(storage, publication, options)
-                restore(self.uploader, publication)
+                with needing_room(publication.path):
+                    restore(self.uploader, publication)
+        self.run = run = self._with_cadence(run, cadence)
         beginning = Resuming(
             run=run,
             publication=publication,
@@ -168,23 +200,32 @@ class Trainer:
         ).begin()
         self.state = beginning.state
         self.forked = beginning.forked
+        self.warm_start = ""
+        self._warm_start: Path | None = None  # of this start
+        if fork is not None and not fork.keep_place and self.forked is not None:
+            self._warm_start = fork.publication.path
         self._changed = beginning.changed  # and no version is out since
         self.learner = self.state.learner
+        with self._channel.together():
+            if self.ranks.first:
+                for name in restore_journals(publication.path, self.state.journals):
+                    log.warning("%s: %s comes from the checkpoint", publication.path, name)
         with self._channel.together():
             if self.ranks.first and beginning.changed:
                 publication.program.unlink(missing_ok=True)
             elif self.ranks.first and beginning.saved is not None:
                 keep_program(publication, beginning.saved.snapshot)
             if self.ranks.first and not publication.program.exists():
-                export_dense(
-                    self.learner.served,
-                    publication.program,
-                    dense_features=run.model.dense_columns,
-                    embedding_dim=self.state.rows.embedding_dim,
-                    heads=run.model.outputs,
-                    cpu=run.cpu,
-                    cache=program_cache,
-                )
+                with needing_room(publication.path):
+                    export_dense(
+                        self.learner.served,
+                        publication.program,
+                        dense_features=run.model.dense_columns,
+                        embedding_dim=self.state.rows.embedding_dim,
+                        heads=run.model.outputs,
+                        cpu=run.cpu,
+                        cache=program_cache,
+                    )
             if self.ranks.first and run.model.is_own_net:
                 check_program(self.learner.served, publication.program, run.model, run.cpu)
         self.versions = Versions(
@@ -200,6 +241,30 @@ class Trainer:
         with self._channel.together():
             if self.uploader is not None:
                 self.uploader.begin(self.versions.publisher.lineage)
+        self._learned = (0, 0)  # event time of the last event learned, and when it was, in ms
+        self._sign: SignOfLife | None = None
+        if bus is not None and self.ranks.first:
+            self._sign = SignOfLife(
+                bus,
+                run.model.name,
+                folder=publication.path,
+                lineage=self.versions.publisher.lineage,
+                place=self._place,
+                stopped=lambda: self.stopped,
+            )
+
+    def _with_cadence(
+        self, run: RunConfig, cadence: Callable[[Cadence | None], Cadence] | None
+    ) -> RunConfig:
+        """Return the run with its cadence, which the first rank finds."""
+        if cadence is None:
+            return run
+        found = dict[str, int]()
+        with self._channel.together():
+            if self.ranks.first:
+                saved = Cadence.of(saved_settings(self.publication))
+                found = dataclasses.asdict(cadence(saved))
+        return dataclasses.replace(run, **self._channel.gather(found)[0])
 
     def figures(self) -> dict[str, Any]:
         """Return what all ranks hold and did, added up; all of them call it together."""
@@ -215,6 +280,19 @@ class Trainer:
         published = self.versions.counters() | {name: added.pop(name) for name in ("rows", "bytes")}
         return {"ranks": len(every), "published": published, **added}
 
+    def _place(self) -> Place:
+        """Return where the run is; called by the thread of the sign of life."""
+        newest = self.versions.publisher.newest
+        lag = {} if self._source is None else self._source.lag()
+        watermark_ms, learned_ms = self._learned
+        return Place(
+            version=0 if newest is None else newest.number,
+            watermark_ms=watermark_ms,
+            learned_ms=learned_ms,
+            events=self.state.events,
+            unread=sum(lag.values()) if lag else None,
+        )
+
     # --- training ---------------------------------------------------------------------------------
 
     def fit(
@@ -223,6 +301,7 @@ class Trainer:
         *,
         gate: Gate | None = None,
         progress: Callable[[Progress], None] | None = None,
+        idle: Callable[[], None] = lambda: None,
         every_s: float = 0.5,
     ) -> None:
         """Read `source` from the offset to its end; publish on the way and at the end.
@@ -231,6 +310,14 @@ class Trainer:
         written and sent by another, one at a time, while the events after it are learned. When this
         returns, every version and checkpoint is there; when it raises, none is being written.
 
+        Args:
+            source: What to learn from.
+            gate: Holds back events that are not to be learned yet.
+            progress: Hears on the first rank, in this thread, where the run is: every `every_s`
+                seconds while it learns, and at once when it waits for events.
+            idle: Is called in this thread about twice a second while it waits.
+            every_s: See `progress`.
+
         Raises:
             CheckpointError: A checkpoint could not be written.
             ConfigurationError: The events are not those of the run, or have other bins.
@@ -238,7 +325,7 @@ class Trainer:
             OvertakenError: ... or publishes to the same storage.
             StorageError: Storage lacks what came last, after all the time it was given.
         """
-        self.stopped, self._asked = False, None
+        self.stopped, self._asked, self._teller = False, None, None
         shared = None
         if self.ranks.size > 1:
             source = shared = SharedEvents(source, self._events)
@@ -252,6 +339,9 @@ class Trainer:
             )
         self.versions.take_bins(source.schema)
         source.remember_in(self.publication.path)
+        with self._channel.together():
+            if self.ranks.first:
+                self._say_origin(source)
         source.seek(self.state.cursor)
         batches = source.batches(batch_size=self.run.batch_size, start=self.state.offset)
 
@@ -259,6 +349,9 @@ class Trainer:
             """What is done while there are no events; whether the run is to end."""
             self._finish()
             self.versions.arrive()
+            if self._teller is not None:
+                self._teller.idle()
+            idle()
             stopping = self._is_stopping()
             if shared is None:
                 return stopping
@@ -268,6 +361,7 @@ class Trainer:
 
         uploading = self.uploader or contextlib.nullcontext()
         with (
+            self._sign or contextlib.nullcontext(),
             uploading,
             self.versions.saver,
             read_ahead(batches, self.run.ahead_bytes, ends) as ahead,
@@ -275,7 +369,28 @@ class Trainer:
             try:
                 self._fit(ahead, source, gate, progress, every_s)
             finally:
+                source.leave()
                 self.versions.settle()
+
+    def _say_origin(self, source: EventSource) -> None:
+        """Have the folder say where it comes from."""
+        storage = "" if self.uploader is None else self.uploader.storage.url
+        warm_start = FolderOrigin.read(self.publication.path).warm_start
+        if self._warm_start is not None:
+            warm_start = str(self._warm_start)
+        self.warm_start = warm_start
+        origin = FolderOrigin(
+            model=self.run.model.name,
+            events=without_user(source.name),
+            storage=storage,
+            warm_start=warm_start,
+        )
+        try:
+            origin.write(self.publication.path)
+        except OSError as error:  # the folder is of use without it
+            if not is_no_room(error):
+                raise
+            log.warning("%s", no_room(self.publication.path, error))
 
     def stop(self) -> None:
         """Have `fit` come to an end soon, as if the events ended: with a version and a checkpoint.
@@ -302,13 +417,13 @@ class Trainer:
     ) -> None:
         batches = self.learner.warm_up(batches)
         self.versions.transforms_are_fitted()
-        began, begun_at, shown = time.monotonic(), self.state.events, 0.0
+        began, begun_at = time.monotonic(), self.state.events
         begun_done = self.state.done
         total = source.total_events() if self.ranks.first else None
 
-        def show(ts_ms: int, now: float, *, last: bool = False) -> None:
-            rate = (self.state.events - begun_at) / max(now - began, 1e-9)
-            seen = self._progress(source, ts_ms, total, rate)
+        def show(*, last: bool = False) -> None:
+            rate = (self.state.events - begun_at) / max(time.monotonic() - began, 1e-9)
+            seen = self._progress(source, self._learned[0], total, rate)
             others: list[dict[str, Any]] = []
             if last:  # what others have told may be half a second old
                 others = self._channel.gather(seen.of_rank())[1:]
@@ -319,6 +434,7 @@ class Trainer:
             if self.ranks.first and progress is not None:
                 progress(seen.with_others(others))
 
+        self._teller = teller = Teller(show, lambda: self._mark(source), every_s)
         for batch in batches:
             self._stand(batch.first, None if batch.origin is None else batch.origin.cursor)
             self._begin(int(batch.ts_ms_B[0]))
@@ -341,11 +457,9 @@ class Trainer:
                     self._join(part)
                 else:
                     self._train(extend(self.state.histories, part))
-            now = time.monotonic()
-            if now - shown >= every_s:
-                shown = now
-                show(batch.watermark_ms, now)
             last_ms = batch.watermark_ms
+            self._learned = (last_ms, time.time_ns() // 1_000_000)
+            teller.learned()
             after = None if batch.origin is None else batch.origin.next_cursor
             if self.learner.stopping:
                 self.stopped = True
@@ -363,7 +477,14 @@ class Trainer:
                 max(self.state.offset, self.state.done) if self.stopped else self.state.offset
             )
             self.versions.publish(self.state.number + 1, last_ms, snapshot=True, last=True)
-            show(last_ms, time.monotonic(), last=True)
+            show(last=True)
+
+    def _mark(self, source: EventSource) -> Any:
+        """Return what is another once there is more to tell of this run."""
+        of_this = (self.state.events, self.state.done, self.state.number, self.set_aside.stats)
+        versions = (self.versions.saver.stats, self.versions.counters())
+        others = self.ranks.told("progress") if self.ranks.first else []
+        return copy.deepcopy((of_this, versions, source.dead_letters.by_reason, others))
 
     def _progress(
         self, source: EventSource, ts_ms: int, total: int | None, rate: float
@@ -390,13 +511,18 @@ class Trainer:
             labels={} if self.state.waiting is None else self.state.waiting.counters(),
             dropped={name: stats[name] for name in _DROPS}
             | {"uncounted_keys": self.learner.counters.uncounted}
-            | {"unsampled_negatives": self.unsampled},
+            | {"unsampled_negatives": self.unsampled}
+            | {"dead_letters_lost": source.dead_letters.lost},
             missing=self.learner.missing,
             set_aside=dataclasses.asdict(self.set_aside.stats),
             quality=self.state.monitor.quality(self.state.prequential) | self.state.heads.quality(),
             slices=self.state.monitor.slices(),
             storage={} if self.uploader is None else dataclasses.asdict(self.uploader.stats),
             storage_behind_s=0.0 if self.uploader is None else self.uploader.behind_s,
+            background={
+                each.name: {"state": each.state, "failures": each.failures, "error": each.error}
+                for each in healths()
+            },
         )
 
     def _is_undone(self, part: Batch) -> bool:
@@ -460,7 +586,7 @@ class Trainer:
             self._finish(lambda: self._ask(batch))
 
     def _ask(self, batch: Batch) -> None:
-        self._asked = self._ahead.submit(self.learner.prepare, batch)
+        self._asked = self._ahead.submit(functools.partial(self.learner.prepare, batch))
 
     def _finish(self, then: Callable[[], None] = lambda: None) -> None:
         """Learn the batch whose keys were asked for, if there is one; `then` as of `learn`."""
@@ -491,7 +617,7 @@ class Trainer:
         try:
             scores = self.learner.learn(ready, then)
         except NotFiniteError as error:
-            self.set_aside.add(batch, str(error), kept=self.ranks.first)
+            self.set_aside.add(batch, error.reason, kept=self.ranks.first)
             return None
         self.set_aside.learned()
         self.state.events += len(batch)

@@ -1,7 +1,8 @@
 """What a run says of itself while it goes on, and how the figures of its ranks are added up."""
 
 import dataclasses
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -28,6 +29,8 @@ class Progress:
     set_aside: dict[str, int]  # batches that would have made the net not finite, their events
     storage: dict[str, int] = dataclasses.field(default_factory=dict)  # UploadStats
     storage_behind_s: float = 0.0
+    # Of tasks beside training, by name: state, failures, error (embertide._common.background).
+    background: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     ranks: int = 1
     # Of the current day: Monitor.quality, by whose figures they are; Monitor.slices.
     quality: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
@@ -54,6 +57,36 @@ class Progress:
             resident_bytes=total("resident_bytes"),
             dropped=total("dropped"),
         )
+
+
+class Teller:
+    """Says where a run is: now and then while it learns, and what is new once nothing comes."""
+
+    def __init__(self, say: Callable[[], None], mark: Callable[[], Any], every_s: float) -> None:
+        """Say nothing yet.
+
+        Args:
+            say: Says it.
+            mark: Returns what differs once there is something new to say.
+            every_s: Seconds between two times, at least, while it learns.
+        """
+        self._say, self._mark, self._every_s = say, mark, every_s
+        self._said: Any = None
+        self._said_s = -every_s
+
+    def learned(self) -> None:
+        """Say it, unless that was just done."""
+        if time.monotonic() - self._said_s >= self._every_s:
+            self._tell(self._mark())
+
+    def idle(self) -> None:
+        """Say it if there is something new; called now and then while nothing comes."""
+        if (mark := self._mark()) != self._said:
+            self._tell(mark)
+
+    def _tell(self, mark: Any) -> None:
+        self._said, self._said_s = mark, time.monotonic()
+        self._say()
 
 
 def added_up(every: Sequence[Any]) -> Any:

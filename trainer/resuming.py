@@ -5,12 +5,14 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from embertide._common.quoting import terminal_text
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError, SavedCheckpoint
 from embertide.trainer.checkpoint.settings import check_allowed, differences, remember
 from embertide.trainer.config import RunConfig
 from embertide.trainer.forking import Fork, Forked, carry_over, fork
 from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.publish.origin import FolderOrigin
 from embertide.trainer.publish.snapshot import read_manifest
 from embertide.trainer.state import RunState
 from embertide.trainer.sync import plan
@@ -148,7 +150,10 @@ class Resuming:
         )
         for each in refused:
             if not (changes_model and each.changes_the_model):
-                raise CheckpointError(f"{self.publication.path} was trained with {each}")
+                raise CheckpointError(
+                    f"{self._named(saved)} was trained with {each}; give it so, or "
+                    f"--allow-change {each.path}"
+                )
         if first_alone and not changes_model:
             raise CheckpointError(
                 f"{self.publication.path} publishes the score of its first head alone, as builds "
@@ -169,6 +174,13 @@ class Resuming:
         state.restore(found)
         log.info("resumed at event %d, version %d", state.offset, state.number)
         return Beginning(state, version, 0, saved=found)
+
+    def _named(self, saved: Checkpoint) -> str:
+        """Name the folder; of one with another model or other events, what it is of."""
+        origin = FolderOrigin.of(saved.origin)
+        model = f"model {origin.model!r}" if origin.model else ""
+        known = ", ".join(each for each in (model, terminal_text(origin.events)) if each)
+        return f"{self.publication.path} ({known})" if known else str(self.publication.path)
 
     def _publishes_the_first_head_alone(self, of: VersionId) -> bool:
         if self.run.model.outputs == 1:

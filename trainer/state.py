@@ -40,6 +40,7 @@ class RunState:
         offset: Of the batch to read first: batches depend on where one starts.
         cursor: Of merged inputs: where each stands at `offset`; else empty.
         generation: The first version of this model, where a change brought it; 0: none did.
+        journals: Those of the checkpoint that the state is of, for a folder that lacks them.
         former: What requests carried before the model was changed, newest first.
         done: Events before this index are learned; where labels come later, taken.
         events: That were learned.
@@ -62,6 +63,7 @@ class RunState:
         self.cursor: tuple[int, ...] = ()
         self.generation = 0
         self.former: tuple[Layout, ...] = ()
+        self.journals: dict[str, list[str]] = {}
         self.done = 0
         self.events = 0
         self.number = 0
@@ -110,6 +112,7 @@ class RunState:
             self.waiting.restore(saved.waiting)
         self.cursor = tuple(saved.cursor)
         self.generation = saved.generation
+        self.journals = saved.journals
         self.former = found.former()
         self.offset, self.done, self.events = saved.offset, saved.done, saved.events
         self.number = saved.version.number
@@ -129,7 +132,7 @@ class RunState:
             net=copy.deepcopy(self.learner.net.state_dict()),
             optimizer=copy.deepcopy(self.learner.optimizer_state()),
             rows=self.rows.progress(),
-            prequential=copy.deepcopy(self.prequential),
+            prequential=self.prequential.frozen(),
             monitor=self.monitor.state(),
             heads=copy.deepcopy(self.heads.state()),
             histories=[history.state() for history in self.histories],

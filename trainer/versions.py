@@ -8,8 +8,9 @@ meanwhile has no part in it.
 import dataclasses
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from embertide import _store
 from embertide.trainer.checkpoint import checkpoint as checkpoints
+from embertide.trainer.checkpoint.checkpoint import Checkpoint
 from embertide.trainer.checkpoint.increment import (
     ChangedKeys,
     Increment,
@@ -25,6 +27,7 @@ from embertide.trainer.checkpoint.increment import (
 )
 from embertide.trainer.checkpoint.saver import BucketCopy, Saver, SaverOptions, SnapshotJob
 from embertide.trainer.data.base import EventSchema
+from embertide.trainer.data.journal import journal_lines
 from embertide.trainer.embedding.histories import put_histories
 from embertide.trainer.model.export import tensor_bytes
 from embertide.trainer.publish.bins import Bins, bins_of, check_kept
@@ -36,6 +39,7 @@ from embertide.trainer.publish.folder import (
     VersionId,
 )
 from embertide.trainer.publish.image import PublishedImage
+from embertide.trainer.publish.origin import FolderOrigin
 from embertide.trainer.publish.publisher import Change, Publisher
 from embertide.trainer.publish.snapshot import (
     DensePart,
@@ -47,10 +51,14 @@ from embertide.trainer.publish.snapshot import (
     schema_id,
     write_snapshot,
 )
+from embertide.trainer.publish.snapshot_rows import read_buckets
 from embertide.trainer.resuming import Beginning
 from embertide.trainer.sync.channel import Channel
+from embertide.trainer.threads import Workers
 
 log = logging.getLogger(__name__)
+
+_SAID_EVERY_S = 60.0
 
 _MOST_CHANGED = 0.5
 """Of the rows: an increment of more of them would save little, and takes long to read."""
@@ -127,7 +135,9 @@ class Versions:
             0 if saved is None or saved.increment is None else saved.increment.ordinal
         )
         self._harmed_checkpoints = beginning.harmed
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
+        self._without = 0  # versions since the newest that had no room
+        self._said_s = -_SAID_EVERY_S
+        self._workers = Workers("publish")
         self._leaving: tuple[_Leaving, Future[VersionId]] | None = None
         self.saver = Saver(
             publication,
@@ -326,7 +336,10 @@ class Versions:
                     pass  # all of them were taken
             self._take_back(leaving)
             raise
-        self._leaving = leaving, self._thread.submit(self.publisher.finish, outgoing)
+        self._leaving = (
+            leaving,
+            self._workers.submit(functools.partial(self.publisher.finish, outgoing)),
+        )
         if snapshot or last:
             self.arrive(needed=True)
         if snapshot:
@@ -364,11 +377,22 @@ class Versions:
             return
         if self.image is not None:
             self.image.apply(leaving.number, leaving.changes)
+        if self._without:
+            log.warning(
+                "version %d is out, with the rows of %d before it that had no room",
+                leaving.number,
+                self._without,
+            )
+            self._without, self._said_s = 0, -_SAID_EVERY_S
 
     def _go_without(self, number: int, error: NoRoomError) -> None:
-        log.error("version %d is not published: %s", number, error)
+        self._without += 1
         self.publisher.stats.versions_without_room += 1
         self._state.number = number
+        now = time.monotonic()
+        if now >= self._said_s + _SAID_EVERY_S:
+            self._said_s = now
+            log.error("version %d is not published, the next has its rows: %s", number, error)
 
     def _take_back(self, leaving: _Leaving) -> None:
         """If a version that failed is not out, have the next one carry its rows."""
@@ -412,7 +436,7 @@ class Versions:
         if owed.damaged:
             return False
         snapshot = self.publication.snapshot_path(self._base)
-        for t, table, bucket, records in self._rows.read_buckets(snapshot):
+        for t, table, bucket, records in read_buckets(self._rows, snapshot):
             changed = [batch.records for batch in owed.batches.get((table.id, bucket), [])]
             mine = self._rows.store.export_bucket(t, bucket)
             # Rows, their slots' slack and the index, with room to spare.
@@ -514,6 +538,18 @@ class Versions:
             return None
         return found or Increment(base=self._base, ordinal=ordinal, chain=())
 
+    def _checkpoint(self, version: VersionId) -> Checkpoint:
+        """Return the state, and what lies beside it in the folder and is needed with it."""
+        checkpoint = self._state.checkpoint(version)
+        if not self._channel.first:
+            return checkpoint
+        folder = self.publication.path
+        return dataclasses.replace(
+            checkpoint,
+            journals=journal_lines(folder),
+            origin=dataclasses.asdict(FolderOrigin.read(folder)),
+        )
+
     def _snapshot(
         self,
         version: VersionId,
@@ -537,7 +573,7 @@ class Versions:
             return
         job = SnapshotJob(
             # Copied, for it is written while training goes on.
-            checkpoint=self._state.checkpoint(version),
+            checkpoint=self._checkpoint(version),
             info=self._info(version, watermark_ms, self.publisher.committed_ms(version)),
             tables=self._rows.tables,
             dense=self._dense_part(dense),

@@ -49,7 +49,7 @@ from embertide.trainer.checkpoint.increment import (
 from embertide.trainer.data.history import HistoryState
 from embertide.trainer.data.labels import WaitingState
 from embertide.trainer.embedding.store import EmbeddingStore
-from embertide.trainer.errors import TrainerError
+from embertide.trainer.errors import FinalError
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.publish.folder import (
     CHECKPOINT,
@@ -68,6 +68,7 @@ from embertide.trainer.publish.snapshot import (
     read_manifest,
     read_transforms,
 )
+from embertide.trainer.publish.snapshot_rows import read_buckets
 from embertide.trainer.sync import plan
 from embertide.trainer.sync.channel import ALONE, Channel
 
@@ -82,12 +83,13 @@ _MONITOR = "monitor.safetensors"
 _STREAM = "stream.safetensors"
 _PLAIN = (
     *("config", "changed", "changes", "offset", "done", "events", "origin_ms", "plan", "load"),
-    *("cursor", "generation"),
+    *("cursor", "generation", "journals", "origin"),
 )
 # What fields of `_PLAIN` that came later read as in a checkpoint that lacks them.
 _BEFORE: dict[str, Any] = {
     **{"changed": None, "changes": [], "plan": "", "load": [], "cursor": []},
     "generation": 0,
+    **{"journals": {}, "origin": {}},
 }
 _WAITING = "waiting"  # of a bucket
 _KEYS = "key_N"  # of the rows whose state an increment has
@@ -97,8 +99,14 @@ _HARMED = ".harmed"
 _STATE = ("accumulator_N", "age_N", "utility_NC", "steps_N", "elements_NE")
 
 
-class CheckpointError(TrainerError):
+class CheckpointError(FinalError):
     """A checkpoint cannot be written or used; the message names the file and what differs."""
+
+
+class UnwrittenError(CheckpointError):
+    """A checkpoint could not be written; the run can go on from the one before."""
+
+    final = False
 
 
 class HarmedCheckpointError(CheckpointError):
@@ -137,6 +145,8 @@ class Checkpoint:
     monitor: tuple[dict[str, Any], dict[str, NDArray[Any]]] = ({}, {})  # Monitor.state
     cursor: list[int] = dataclasses.field(default_factory=list)  # of merged inputs, at `offset`
     generation: int = 0  # the first version of this model; 0: of the run's first
+    journals: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # journal_lines
+    origin: dict[str, str] = dataclasses.field(default_factory=dict)  # FolderOrigin's fields
     waiting: WaitingState | None = None  # impressions whose labels are to come, as of `done`
 
 
@@ -433,7 +443,9 @@ class SavedCheckpoint:
         except FileNotFoundError as error:
             raise self._refusal(path, "is missing") from error
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read ({error.strerror})") from error
+            raise CheckpointError(
+                f"{path} cannot be read ({error.strerror}); bring it back from a copy"
+            ) from error
 
     def _bytes(self, path: Path) -> bytes:
         with self._reading(path):
@@ -555,7 +567,7 @@ class SavedCheckpoint:
     ) -> Iterator[tuple[int, _store.TableConfig, int, bytes]]:
         by_partition = self.increment is not None
         try:
-            yield from rows.read_buckets(self._snapshot, by_partition=by_partition)
+            yield from read_buckets(rows, self._snapshot, by_partition=by_partition)
         except _store.StoreError as error:
             raise self._refusal(self._snapshot, f"is harmed ({error})") from error
 
@@ -627,6 +639,22 @@ def newest(publication: Publication) -> VersionId | None:
             f"({passed_over} after it): train in a new folder and keep this one"
         )
     return None
+
+
+def saved_settings(publication: Publication) -> dict[str, Any]:
+    """Return the settings of the newest checkpoint, unproved; none where it has no such.
+
+    For who decides about a run before it is resumed: that proves all, and says what is wrong.
+    """
+    try:
+        version = newest(publication)
+        if version is None:
+            return {}
+        text = (folder_of(publication, version) / CHECKPOINT).read_bytes()
+        found = json.loads(text)["checkpoint"]["config"]
+    except (OSError, ValueError, KeyError, TypeError, CheckpointError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def load_newest(publication: Publication) -> SavedCheckpoint | None:

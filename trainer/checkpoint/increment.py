@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embertide import _store
-from embertide.trainer.errors import TrainerError
+from embertide.trainer.errors import FinalError, TrainerError
 from embertide.trainer.publish.chain import Place, VersionFiles, read_records
 from embertide.trainer.publish.folder import COMMIT, PARTITIONS, Publication, VersionId
 from embertide.v1 import update_pb2
@@ -27,8 +27,10 @@ Keys = NDArray[np.uint64]
 _OLDEST = 2**31 - 1  # steps, as the store counts them
 
 
-class BrokenChainError(TrainerError):
+class BrokenChainError(FinalError):
     """What an increment rests on is missing or another; the message names the file."""
+
+    remedy = "bring it back from a copy; an older checkpoint that is whole is taken"
 
 
 class ChangedKeys:

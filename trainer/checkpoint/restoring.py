@@ -9,11 +9,13 @@ from typing import Any
 
 from embertide.trainer.checkpoint.checkpoint import CheckpointError
 from embertide.trainer.checkpoint.increment import Increment
+from embertide.trainer.data.journal import INPUTS, SILENCES, is_journal
 from embertide.trainer.publish.download import (
     arriving,
     fetch_delta,
     fetch_snapshot,
     fetch_whole,
+    inside,
 )
 from embertide.trainer.publish.folder import (
     CHECKPOINT,
@@ -75,8 +77,11 @@ def restore(uploader: Uploader, publication: Publication) -> VersionId | None:
 
 
 def _fetch(storage: Storage, publication: Publication, version: VersionId) -> None:
+    journals = [key for key in (SILENCES, *storage.keys(INPUTS)) if is_journal(key)]
     for path in (publication.log, publication.set_aside, publication.path / PROMOTED):
         fetch_whole(storage, path.name, path)
+    for name in journals:
+        fetch_whole(storage, name, publication.path / name)
     # The snapshot last: with it, the checkpoint counts.
     if version not in publication.snapshots():
         _fetch_checkpoint(storage, publication, version)
@@ -134,8 +139,9 @@ def _fetch_checkpoint(
         for rank in range(body.get("ranks", 1)):
             path = f"rows-{rank}.safetensors" if rank else "rows.safetensors"
             sizes.setdefault(path, 0)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{storage.url}/{prefix}/{CHECKPOINT} is no checkpoint") from error
+    inside(list(sizes))
     with arriving(publication.path / prefix) as folder:
         storage.side_by_side(
             functools.partial(

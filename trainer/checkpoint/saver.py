@@ -8,24 +8,29 @@ full, training goes on, the checkpoint before stays, and the next one is tried w
 """
 
 import dataclasses
+import functools
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Self
 
 from embertide import _store
+from embertide._common.room import RoomWatch, is_no_room, no_room
 from embertide.trainer.checkpoint import checkpoint as checkpoints
-from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError, CheckpointWriter
+from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointWriter, UnwrittenError
 from embertide.trainer.checkpoint.increment import Increment, Keys
 from embertide.trainer.errors import TrainerError
-from embertide.trainer.publish.folder import MANIFEST, Publication, VersionId, is_no_room
+from embertide.trainer.publish.folder import MANIFEST, Publication, VersionId
 from embertide.trainer.publish.promotion import PromotionRecord
 from embertide.trainer.publish.snapshot import PROGRAM, DensePart, SnapshotInfo, write_snapshot
 from embertide.trainer.sync.channel import ALONE, Channel
+from embertide.trainer.threads import NoThreadError, Workers
+
+_SAID_EVERY_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +53,7 @@ class SaverStats:
     bytes_written: int = 0  # of snapshots and checkpoints, on all ranks
     bytes_reused: int = 0  # that increments rest on: of the snapshot before, and its checkpoint
     without_room: int = 0  # that the drive had no room for
+    without_thread: int = 0  # that no thread could be started for
     waits: int = 0  # of training: for the checkpoint before, or for room to copy a bucket
     paused_s: float = 0.0  # of training, copying and waits together
     longest_pause_s: float = 0.0
@@ -138,7 +144,7 @@ class _Handover:
         """Yield all copies; one counts as written when the next is asked for.
 
         Raises:
-            CheckpointError: The giver failed half way.
+            UnwrittenError: The giver failed half way.
         """
         while True:
             with self._changed:
@@ -151,7 +157,7 @@ class _Handover:
                 self._bytes -= copy.bytes
                 self._changed.notify_all()
         if not self._whole:
-            raise CheckpointError("the rows could not be copied")
+            raise UnwrittenError("the rows could not be copied; start the run again")
 
 
 class Saver:
@@ -167,10 +173,12 @@ class Saver:
         self._channel = channel
         self._publication = publication
         self._options = options
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._workers = Workers("checkpoint")
         self._writing: Future[None] | None = None
         self._number = 0  # of the version in flight
         self.stats = SaverStats()
+        self._room = RoomWatch(publication.path)
+        self._said_s = -_SAID_EVERY_S  # that there is no room
 
     def save(self, job: SnapshotJob, copies: Iterable[BucketCopy]) -> None:
         """Copy the rows and begin to write them; returns when they are copied.
@@ -181,7 +189,7 @@ class Saver:
                 changed; made as they are asked for.
 
         Raises:
-            CheckpointError: The checkpoint before this one could not be written; what becomes of
+            UnwrittenError: The checkpoint before this one could not be written; what becomes of
                 this one, `check` and `wait` say.
         """
         began = time.monotonic()
@@ -189,7 +197,12 @@ class Saver:
         self.wait()
         handover = _Handover(self._options.memory_bytes)
         self._number = job.checkpoint.version.number
-        self._writing = self._pool.submit(self._write, job, handover)
+        # Not by this thread, which hands copies over to it.
+        self._writing = self._workers.submit(
+            functools.partial(self._write, job, handover), here=False
+        )
+        if self._writing.done():
+            handover.leave()  # nobody takes them
         whole = False
         try:
             for copy in copies:
@@ -206,7 +219,7 @@ class Saver:
         """Raise what the writer failed with, if it did.
 
         Raises:
-            CheckpointError: The version and the reason.
+            UnwrittenError: The version and the reason.
         """
         if self._writing is not None and self._writing.done():
             self.wait()
@@ -218,7 +231,7 @@ class Saver:
             needed: Whether a drive without room is an error.
 
         Raises:
-            CheckpointError: The version and the reason.
+            UnwrittenError: The version and the reason.
         """
         if self._writing is None:
             return
@@ -226,19 +239,37 @@ class Saver:
         try:
             writing.result()
         except (OSError, _store.StoreError, TrainerError) as error:
-            if not needed and is_no_room(error):
-                self.stats.without_room += 1
-                log.error(
-                    "the checkpoint of version %d is not written, the one before stays: %s; make "
-                    "room, or keep fewer snapshots (keep_snapshots, keep_snapshots_s)",
-                    self._number,
-                    error,
-                )
+            if not needed and (is_no_room(error) or isinstance(error, NoThreadError)):
+                self._go_without(error)
                 return
-            raise CheckpointError(
-                f"the checkpoint of version {self._number} cannot be written: {error}; training "
-                "stops, and goes on from the checkpoint before when it is started again"
+            raise UnwrittenError(
+                f"the checkpoint of version {self._number} cannot be written: {error}; free "
+                "room and start the run again: it goes on from the checkpoint before"
             ) from error
+
+    def _go_without(self, error: Exception) -> None:
+        """Go on without a checkpoint, for a cause that may pass."""
+        what = f"the checkpoint of version {self._number} is not written, the one before stays"
+        if isinstance(error, NoThreadError):
+            self.stats.without_thread += 1
+            log.error("%s: %s", what, error)
+            return
+        self.stats.without_room += 1
+        self._room.full()
+        now = time.monotonic()
+        if now < self._said_s + _SAID_EVERY_S:
+            return
+        self._said_s = now
+        room = (
+            str(error)
+            if isinstance(error, TrainerError)
+            else no_room(self._publication.path, error)
+        )
+        log.error(
+            "%s: %s; make room, or keep fewer snapshots (keep_snapshots, keep_snapshots_s)",
+            what,
+            room,
+        )
 
     def __enter__(self) -> Self:
         """Return it."""
@@ -256,14 +287,18 @@ class Saver:
         began = time.monotonic()
         try:
             version, increment = job.checkpoint.version, job.increment
+            with self._channel.together():
+                self._room.check()
             with CheckpointWriter(self._publication, version, self._channel, increment) as writer:
                 if increment is None:
                     self._write_rows(job, writer, handover)
                 else:
                     self._write_changes(job, increment, writer, handover)
+            before = self.stats.bytes_written
             with self._channel.together():
                 if self._channel.first:
                     self._count(job)
+                    self._room.fits(self.stats.bytes_written - before)
                     self._publication.prune(
                         self._options.keep_snapshots,
                         keep_s=self._options.keep_s,

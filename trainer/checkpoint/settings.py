@@ -66,6 +66,9 @@ ALLOWED = frozenset(
 ) - {"optimizer.name", "prune.tables", "prune.waiting_bytes"}
 """Settings that say how a run learns: a run may go on with others if it is told to."""
 
+_OPTIONS = frozenset({"seed", "batch_size", "threads", "cpu", "publish_every_s", "snapshot_every"})
+"""Settings that the command has an option for, of the same name."""
+
 _WITH_THE_MODEL = ("model", "optimizer.name", "prune", "seed")
 
 _FIXED = {
@@ -133,6 +136,12 @@ class Difference:
                 said.append(f"{name}.{field} is {after[name][field]!r}")
         return f"{self.path} changes: {', '.join(said) or 'another order'}"
 
+    def _option(self) -> str:
+        """Say how the command line has the former value, if it has an option for the setting."""
+        if self.path not in _OPTIONS:
+            return ""
+        return f" (--{self.path.replace('_', '-')} {self.saved})"
+
     def __str__(self) -> str:
         """What differs, why it matters, and how to go on; the old folder is of use still."""
         if not self.is_known:
@@ -141,13 +150,14 @@ class Difference:
                 " build that trained it, or train in a new folder and keep this one"
             )
         what = f"{self.path} = {self.saved!r}, this run has {self.value!r}"
+        same = f"use the same{self._option()}"
         if self.may_change:
-            return f"{what}: use the same, or allow it: --allow-change {self.path}"
+            return f"{what}: {same}, or allow it: --allow-change {self.path}"
         prefixes = [p for p in _FIXED if _is_of(self.path, p)]
         why = _FIXED[max(prefixes, key=len)] if prefixes else "what was learned depends on it"
         how = "--change-model, or " if self.changes_the_model else ""
         return (
-            f"{what}: it cannot change by itself, for {why}; use the same, or carry over what was"
+            f"{what}: it cannot change by itself, for {why}; {same}, or carry over what was"
             f" learned: {how}--fork into a new folder"
         )
 

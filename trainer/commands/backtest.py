@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from embertide.trainer.commands import print_json, refusals, trial_bar
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import print_json
+from embertide.trainer.commands import trial_bar
 from embertide.trainer.commands.evaluate import show_figures
 from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, Window
 
@@ -17,14 +19,14 @@ from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamS
 def _frozen(
     window: Window, folder: Path, cache: Path | None, begin: int, end: int | None
 ) -> dict[str, Any]:
-    from embertide.trainer.eval.backtest import frozen_block
+    from embertide.trainer.lab.backtest import frozen_block
 
     run, source = window.open()
     return frozen_block(run, source, folder, begin=begin, end=end, cache=cache)
 
 
 def _learning(window: Window, folder: Path, cache: Path | None) -> dict[str, Any]:
-    from embertide.trainer.eval.backtest import learning_days
+    from embertide.trainer.lab.backtest import learning_days
 
     run, source = window.open()
     return learning_days(run, source, folder, cache=cache)
@@ -60,12 +62,12 @@ def command(
 
     Example: embertide backtest --config run.py --data 'day-*.parquet' --folder build/backtest
     """
-    from embertide.trainer.eval.backtest import blocks_of, draw, over_block, over_days
-    from embertide.trainer.eval.cache import new_picture
     from embertide.trainer.eval.metrics import day_name
-    from embertide.trainer.eval.trials import Trial, measured
+    from embertide.trainer.eval.picture import new_picture
+    from embertide.trainer.lab.backtest import blocks_of, draw, over_block, over_days
+    from embertide.trainer.lab.trials import Trial, measured
 
-    with refusals(as_json):
+    with report_errors(as_json):
         picture = None if plot is None else new_picture(plot)
         window = Window(
             data=data,
@@ -119,7 +121,7 @@ def command(
         name: {"by_day": each, "over_days": over_days(each)} for name, each in of_models.items()
     }
     if picture is not None and plot is not None:
-        with refusals(as_json):
+        with report_errors(as_json):
             draw(picture, of_models, plot)
     if as_json:
         print_json(said)

@@ -3,22 +3,22 @@
 from pathlib import Path
 from typing import Annotated
 
-import rich.console
 import rich.progress
-import rich.table
 import typer
 
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import ProgressText, Table, print_json, progress_bar, show_table
 from embertide._store import CacheTrace
-from embertide.trainer.commands import print_json, progress_bar, refusals
 from embertide.trainer.data.trace import read_trace
-from embertide.trainer.eval import cache
+from embertide.trainer.eval.picture import new_picture
+from embertide.trainer.lab import cache
 
 _CURVE_POINTS_PER_DECADE = 4
 
 
 def _read(path: str, column: str | None, accesses: int | None) -> CacheTrace:
     bar = progress_bar(
-        rich.progress.TextColumn("reading {task.completed:,} keys"), rich.progress.SpinnerColumn()
+        ProgressText("reading {task.completed:,} keys"), rich.progress.SpinnerColumn()
     )
     with bar:
         task = bar.add_task("", total=None)
@@ -36,7 +36,7 @@ def _simulate(
 ) -> cache.CacheFigures:
     bar = progress_bar(
         rich.progress.BarColumn(),
-        rich.progress.TextColumn("{task.description}"),
+        ProgressText("{task.description}"),
         rich.progress.TimeRemainingColumn(),
     )
     with bar:
@@ -58,7 +58,7 @@ def _cell(figures: cache.PolicyFigures) -> str:
 def show(figures: cache.CacheFigures, sizes: list[int]) -> None:
     """Print the figures of some sizes as a table."""
     shown = [size for size in figures.sizes if size.capacity in sizes]
-    table = rich.table.Table(
+    table = Table(
         title=f"{figures.accesses:,} accesses to {figures.distinct:,} keys\n"
         "hit rate (share of the gap from LRU to the optimum)"
     )
@@ -69,7 +69,7 @@ def show(figures: cache.CacheFigures, sizes: list[int]) -> None:
     table.add_row("best fixed set", *(f"{size.best_fixed:.4f}" for size in shown), end_section=True)
     for policy in shown[0].policies:
         table.add_row(policy, *(_cell(size.policies[policy]) for size in shown))
-    rich.console.Console().print(table)
+    show_table(table)
 
 
 def command(
@@ -118,8 +118,8 @@ def command(
 
     Example: embertide cache-sim clicks.parquet --column cand --sizes 1%,10% --plot hits.svg
     """
-    with refusals(as_json):
-        picture = None if plot is None else cache.new_picture(plot)
+    with report_errors(as_json):
+        picture = None if plot is None else new_picture(plot)
         read = _read(trace, column, accesses)
         rows = cache.parse_sizes(sizes, read.distinct)
         points = cache.between(rows, per_decade=_CURVE_POINTS_PER_DECADE) if picture else rows

@@ -5,16 +5,24 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import rich.console
 import rich.progress
-import rich.table
 import typer
 
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import (
+    ProgressText,
+    Table,
+    print_json,
+    progress_bar,
+    say,
+    show_table,
+    text,
+)
 from embertide._store import cache_policies
-from embertide.trainer.commands import print_json, progress_bar, refusals
 from embertide.trainer.data.trace import read_trace
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.eval import cache, capacity
+from embertide.trainer.eval.picture import new_picture
+from embertide.trainer.lab import cache, capacity
 
 _MIB = 1 << 20
 # Beside what `Policies()` says: the key of a slot, and its place in the map from keys to slots.
@@ -62,9 +70,7 @@ def _show(plans: dict[str, capacity.Plan], goal: capacity.Goal, title: str) -> N
         for name, value in (("mean", goal.mean_us), ("p99", goal.p99_us))
         if value is not None
     ]
-    table = rich.table.Table(
-        title=f"{title}\ngoal: {' and '.join(wanted)} for requests of {goal.keys} keys"
-    )
+    table = Table(title=f"{title}\ngoal: {' and '.join(wanted)} for requests of {goal.keys} keys")
     for name in ("policy", "HBM", "DDR", "SSD", "rows in DDR", "HBM hits", "DDR hits", "mean us"):
         table.add_column(name, justify="left" if name == "policy" else "right")
     table.add_column("p99 us", justify="right")
@@ -79,9 +85,9 @@ def _show(plans: dict[str, capacity.Plan], goal: capacity.Goal, title: str) -> N
             f"{plan.ddr_hits:.2%}",
             f"{plan.mean_us:,.1f}",
             f"{plan.p99_us:,.1f}",
-            "met" if plan.meets else "[bold]not met, whatever the size[/]",
+            "met" if plan.meets else text("not met, whatever the size", "bold"),
         )
-    rich.console.Console().print(table)
+    show_table(table)
 
 
 def command(
@@ -137,7 +143,7 @@ def command(
 
     Example: embertide capacity clicks.parquet --column cand --row-bytes 64 --latency-goal 200
     """
-    with refusals(as_json):
+    with report_errors(as_json):
         goal = capacity.Goal(mean_us=latency_goal, p99_us=p99_goal, keys=keys)
         given = {
             "hbm_us": hbm_us,
@@ -148,13 +154,11 @@ def command(
         }
         known = {} if measured is None else capacity.measured_costs(measured, row_bytes)
         costs, sources = _costs(given, known)
-        picture = None if plot is None else cache.new_picture(plot)
+        picture = None if plot is None else new_picture(plot)
         needs = {name: _policy_bytes(name) for name in policy or ["clock"]}
         keys_N = read_trace(trace, column=column, accesses=accesses)
         curves = {}
-        bar = progress_bar(
-            rich.progress.TextColumn("{task.description}"), rich.progress.BarColumn()
-        )
+        bar = progress_bar(ProgressText("{task.description}"), rich.progress.BarColumn())
         with bar:
             for name in needs:
                 task = bar.add_task(name)
@@ -188,6 +192,6 @@ def command(
     else:
         _show(plans, goal, f"{len(keys_N):,} accesses of {Path(trace).name}")
         said = (f"{n} {getattr(costs, n):g} ({source})" for n, source in sources.items())
-        typer.echo(f"costs: {', '.join(said)}")
+        say(f"costs: {', '.join(said)}")
     if not all(plan.meets for plan in plans.values()):
         raise typer.Exit(1)

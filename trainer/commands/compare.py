@@ -4,11 +4,11 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import rich.console
-import rich.table
 import typer
 
-from embertide.trainer.commands import event_bar, print_json, refusals
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import Table, print_json, say, show_table
+from embertide.trainer.commands import event_bar
 from embertide.trainer.commands.evaluate import Config, DdrMib, User
 from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, open_run
 from embertide.trainer.errors import ConfigurationError
@@ -74,7 +74,7 @@ def command(
     from embertide.trainer.eval.published import PublishedModel
     from embertide.trainer.eval.scored import score_events
 
-    with refusals(as_json):
+    with report_errors(as_json):
         run, source = open_run(config, data, events, hours if demo else None, stream_seed)
         if run is not None:
             source = for_requests(source, run.model)
@@ -113,7 +113,7 @@ def command(
         }
         print_json(versions | dataclasses.asdict(found))
         return
-    table = rich.table.Table(
+    table = Table(
         title=f"{found.events:,} events, {found.clusters:,} {resampled}, {replicates:,} draws"
     )
     table.add_column("")
@@ -129,14 +129,12 @@ def command(
             f"{each.low:+.5f} {each.high:+.5f}",
             each.verdict.replace(" is better", ""),
         )
-    rich.console.Console().print(table)
-    typer.echo(_in_words(found))
+    show_table(table)
+    say(_in_words(found))
     if found.clusters < LEAST_CLUSTERS:
-        typer.echo(
-            f"note: {found.clusters} {resampled} are too few for intervals to be trusted", err=True
-        )
+        say(f"note: {found.clusters} {resampled} are too few for intervals to be trusted", err=True)
     if any(learned):
-        typer.echo(
+        say(
             f"note: {learned[0]:,} and {learned[1]:,} of these events are not after the versions' "
             "watermarks: they may have learned from them",
             err=True,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from embertide.trainer.commands import print_json, refusals
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import print_json, say
 from embertide.trainer.commands.inputs import (
     Data,
     Demo,
@@ -93,7 +94,7 @@ def command(
     from embertide.trainer.data.history import History
     from embertide.trainer.embedding.store import EmbeddingStore  # torch takes seconds
 
-    with refusals(as_json):
+    with report_errors(as_json):
         source = open_input(data, events, hours if demo else None, stream_seed)
         model = preset_for(preset, source)
         source = crossed(source, model)
@@ -120,4 +121,4 @@ def command(
         print_json(said)
         return
     days = (said.get("last_ts_ms", 0) - said.get("first_ts_ms", 0)) / 86_400_000
-    typer.echo(f"{said['events']:,} events over {days:.1f} days, {said['rows']:,} keys")
+    say(f"{said['events']:,} events over {days:.1f} days, {said['rows']:,} keys")

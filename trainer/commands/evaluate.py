@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
-import rich.console
-import rich.table
 import typer
 
-from embertide.trainer.commands import event_bar, print_json, refusals
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import Table, print_json, say, show_table
+from embertide.trainer.commands import event_bar
 from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, open_run
 
 Slices = Annotated[
@@ -50,13 +50,13 @@ def show_figures(title: str, rows: dict[str, dict[str, float]]) -> None:
         "calibration": "calibr.",
     }
     shown = [name for name in columns if any(name in figures for figures in rows.values())]
-    table = rich.table.Table(title=title)
+    table = Table(title=title)
     table.add_column("")
     for name in shown:
         table.add_column(columns[name], justify="right")
     for row, figures in rows.items():
         table.add_row(row, *(_cell(figures.get(name)) for name in shown))
-    rich.console.Console().print(table)
+    show_table(table)
 
 
 def command(
@@ -91,12 +91,12 @@ def command(
     Example: embertide eval build/news --data day-9.parquet --slices device --slices hour_of_day
     """
     from embertide.trainer.data.history import for_requests
-    from embertide.trainer.eval.cache import new_picture
     from embertide.trainer.eval.calibration_plot import draw
+    from embertide.trainer.eval.picture import new_picture
     from embertide.trainer.eval.published import PublishedModel
     from embertide.trainer.eval.scored import score_events
 
-    with refusals(as_json):
+    with report_errors(as_json):
         picture = None if plot is None else new_picture(plot)
         run, source = open_run(config, data, events, hours if demo else None, stream_seed)
         if run is not None:
@@ -133,18 +133,18 @@ def command(
         print_json(said)
         return
     show_figures(f"version {model.number}", {"all": figures})
-    typer.echo(f"expected calibration error {figures['expected_calibration_error']:.4f}")
+    say(f"expected calibration error {figures['expected_calibration_error']:.4f}")
     if "gauc_one_class_users" in figures:
-        typer.echo(
+        say(
             f"GAUC: {figures.get('gauc_users', 0):,} users; {figures['gauc_one_class_users']:,} "
             "more have labels of one kind"
         )
     for name, table in tables.items():
         show_figures(name, {value: each.as_json() for value, each in table.items()})
     if source.dead_letters.count:
-        typer.echo(f"rejected rows: {source.dead_letters.by_reason}")
+        say(f"rejected rows: {source.dead_letters.by_reason}")
     if learned:
-        typer.echo(
+        say(
             f"note: {learned:,} of these events are not after the version's watermark: it may have "
             "learned from them",
             err=True,

@@ -6,7 +6,8 @@ from typing import Annotated
 import rich.progress
 import typer
 
-from embertide.trainer.commands import print_json, progress_bar, refusals
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import ProgressText, print_json, progress_bar, say
 
 
 def command(
@@ -55,10 +56,10 @@ def command(
 
     bar = progress_bar(
         rich.progress.SpinnerColumn(),
-        rich.progress.TextColumn("{task.description}"),
+        ProgressText("{task.description}"),
         rich.progress.TimeElapsedColumn(),
     )
-    with refusals(as_json), bar:
+    with report_errors(as_json), bar:
         task = bar.add_task("loading the module", total=None)
         shape = foreign.DenseShape(
             dense_features=dense_features,
@@ -75,11 +76,11 @@ def command(
         print_json({"path": str(output), **description})
         return
     if unused:
-        typer.echo(f"not used from {weights}: {', '.join(unused)}")
+        say(f"not used from {weights}: {', '.join(unused)}")
     difference = description["max_difference"]
     compared = (
         f"scores within {difference:.1g} of the module's"
         if difference is not None
         else f"not compared with the module: this machine cannot run {cpu}"
     )
-    typer.echo(f"{output}: {description['parameters']:,} parameters for {cpu}, {compared}")
+    say(f"{output}: {description['parameters']:,} parameters for {cpu}, {compared}")

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from embertide.trainer.commands import refusals
+from embertide._common.commands import addresses
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import print_json, say
 from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, open_input
+from embertide.trainer.commands.listening import METRICS_HOST, MetricsHost
 from embertide.trainer.errors import ConfigurationError
 
 
@@ -20,7 +22,8 @@ def command(
     url: Annotated[
         list[str] | None,
         typer.Option(
-            help="host:port of a node's gRPC; give it again for each node, to ask them in turn.",
+            callback=addresses,
+            help="HOST:PORT of a node's gRPC; give it again for each node, to ask them in turn.",
             show_default="127.0.0.1:8001",
         ),
     ] = None,
@@ -54,8 +57,10 @@ def command(
     latency_ms: Annotated[float, typer.Option(help="... and so many ms more.")] = 20.0,
     every_s: Annotated[float, typer.Option(help="Seconds between looks for versions.")] = 0.5,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Serve /metrics for Prometheus on this port.")
+        int | None,
+        typer.Option(help="Serve /metrics for Prometheus on this port.", min=1, max=65535),
     ] = None,
+    metrics_host: MetricsHost = METRICS_HOST,
     as_json: Annotated[bool, typer.Option("--json", help="Print decisions as JSON lines.")] = False,
 ) -> None:
     """Judge published versions by labelled events before ordinary requests see them.
@@ -76,7 +81,7 @@ def command(
     from embertide.trainer.publish.publisher import promotion_record
     from embertide.trainer.publish.snapshot import read_manifest
 
-    with refusals(as_json), contextlib.ExitStack() as stack:
+    with report_errors(as_json), contextlib.ExitStack() as stack:
         try:
             settings = GuardConfig(
                 limits=Limits(
@@ -112,7 +117,7 @@ def command(
         stream = NewestEvents(source.batches(batch_size=256))
         guard = Guard(folder, record, ServedNodes(nodes), stream, settings)
         if metrics_port is not None:
-            stack.enter_context(_metrics_page(metrics_port, guard))
+            stack.enter_context(_metrics_page(metrics_port, guard, metrics_host))
         wait = threading.Event()
         while True:
             decision = guard.step()
@@ -128,14 +133,14 @@ def command(
                 **verdict.figures,
             }
             if as_json:
-                print(json.dumps({"decision": said}), flush=True)
+                print_json({"decision": said}, line=True)
             else:
                 what = f"withdrawn for {verdict.reason}" if verdict.reason else "promoted"
-                typer.echo(f"version {decision.version} {what}: {verdict.detail}")
+                say(f"version {decision.version} {what}: {verdict.detail}")
 
 
 @contextlib.contextmanager
-def _metrics_page(port: int, guard: Any) -> Iterator[None]:
+def _metrics_page(port: int, guard: Any, host: str) -> Iterator[None]:
     """Serve the guard's counters while the context lives."""
     from prometheus_client.core import CounterMetricFamily, Metric
     from prometheus_client.registry import Collector
@@ -160,5 +165,5 @@ def _metrics_page(port: int, guard: Any) -> Iterator[None]:
                 looks.add_metric([event], count)
             yield looks
 
-    with served(port, Page()):
+    with served(port, Page(), host):
         yield

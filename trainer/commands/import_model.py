@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import rich.progress
 import typer
 
-from embertide.trainer.commands import print_json, progress_bar, refusals
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import ProgressText, print_json, progress_bar, say
 from embertide.trainer.importer.model import ImportOptions, ImportReport, import_model
 from embertide.trainer.importer.sources import ModelImportError
 from embertide.trainer.importer.spec import ModelSpec, load_spec, parse_table
@@ -36,7 +37,7 @@ def _spec(
 
 def _import(spec: ModelSpec, output: Path, options: ImportOptions) -> ImportReport:
     bar = progress_bar(
-        rich.progress.TextColumn("{task.description}"),
+        ProgressText("{task.description}"),
         rich.progress.BarColumn(),
         rich.progress.TaskProgressColumn(),
         rich.progress.TimeRemainingColumn(),
@@ -55,12 +56,12 @@ def _import(spec: ModelSpec, output: Path, options: ImportOptions) -> ImportRepo
 def _print(report: ImportReport) -> None:
     for table in report.tables:
         left_out = f", {table.duplicates:,} duplicates left out" if table.duplicates else ""
-        typer.echo(
+        say(
             f"{table.name}: {table.rows:,} rows of {table.dim} {table.dtype} in "
             f"{table.buckets:,} buckets{left_out}"
         )
     dense = f"dense net {report.dense_id}" if report.dense_id else "no dense net (lookup only)"
-    typer.echo(
+    say(
         f"{report.path}: model {report.model!r} at version {report.version}, {dense}, "
         f"{report.bytes:,} bytes in {report.seconds:.1f} s"
     )
@@ -118,7 +119,7 @@ def command(
     The same with a dense net, for ranking: write the net with export-dense, then add
     --dense nets/rank. From a torch model: --state-dict model.pt --table item=item_emb.weight
     """
-    with refusals(as_json):
+    with report_errors(as_json):
         spec = _spec(output, model_file, table or [], state_dict, dtype)
         if model is not None:
             spec = dataclasses.replace(spec, name=model)

@@ -2,12 +2,12 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from embertide.trainer.commands import run_file
-from embertide.trainer.config import ModelConfig, OptimizerConfig, RunConfig
+from embertide.trainer.config import EvalConfig, ModelConfig, OptimizerConfig, RunConfig
 from embertide.trainer.data import is_live, open_events
 from embertide.trainer.data.base import DeadLetters, EventSchema, EventSource
 from embertide.trainer.data.files import matching_files
@@ -52,9 +52,9 @@ Preset = Annotated[
 ]
 Events = Annotated[int | None, typer.Option(help="Read the first events alone.")]
 Demo = Annotated[
-    bool, typer.Option("--demo", help="In place of --data: made-up news, to try things out.")
+    bool, typer.Option("--demo", help="In place of --data: synthetic news, to try things out.")
 ]
-Hours = Annotated[int, typer.Option(help="With --demo: length of the made-up stream.")]
+Hours = Annotated[int, typer.Option(help="With --demo: length of the synthetic stream, hours.")]
 StreamSeed = Annotated[int, typer.Option(help="With --demo: its seed.")]
 
 
@@ -66,11 +66,12 @@ def open_input(
     dead_letters: Path | None = None,
     group: str | None = None,
     schema: EventSchema | None = None,
+    like: EventSource | None = None,
 ) -> EventSource:
     """Open what the options say; a stream is read as consumer group `group`, or not without.
 
-    `hours`: of made-up news, if they are asked for. `schema`: what is read of a file; None: one
-    that is known.
+    `hours`: of synthetic news, if they are asked for. `schema`: what is read of a file; None: one
+    that is known. `like`: a source whose files had text of the same kind.
 
     Raises:
         ConfigurationError: The file is missing, or says nothing that we can read; no events are
@@ -78,7 +79,7 @@ def open_input(
     """
     if (data is None) == (hours is None):
         raise ConfigurationError(
-            "no events: give --data FILE, or --demo for made-up news"
+            "no events: give --data FILE, or --demo for synthetic news"
             if data is None
             else "--data and --demo: give one of them"
         )
@@ -90,7 +91,9 @@ def open_input(
             if group is None and is_live(data):
                 raise ConfigurationError(_NO_END)
             letters = DeadLetters(path=dead_letters)
-            source = open_events(data, schema=schema, dead_letters=letters, group=group or "reader")
+            source = open_events(
+                data, schema=schema, dead_letters=letters, group=group or "reader", like=like
+            )
         return source if events is None else FirstEvents(source, events)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
@@ -109,7 +112,7 @@ def open_run(
     given = run_file.load(config)
     source = given.source
     if source is None or data is not None:
-        source = open_input(data, events, hours, stream_seed, schema=given.data_schema)
+        source = open_input(data, events, hours, stream_seed, schema=given.data_schema, like=source)
     elif hours is not None:
         raise ConfigurationError(f"--demo: {config} says it; change it there")
     elif source.live:
@@ -177,6 +180,31 @@ def check_model(model: ModelConfig, source: EventSource) -> None:
                 f"model {model.name!r}: feature {feature.name!r} has keys={feature.keys!r}; the "
                 f"events have {found!r}: give both the same"
             )
+
+
+def run_for(preset: str | None, source: EventSource, **settings: Any) -> RunConfig:
+    """Return the run of a preset: its model, its rates, and what it measures of itself.
+
+    Args:
+        preset: Its name; None: the one whose features are the source's.
+        source: What is learned from.
+        settings: Of `RunConfig`, where they are not its defaults.
+
+    Raises:
+        ConfigurationError: There is no such preset, the source has other features, or a setting
+            will not do.
+    """
+    model = preset_for(preset, source)
+    has_user = any(feature.name == "user" for feature in model.features)
+    try:
+        return RunConfig(
+            model=model,
+            optimizer=rates_for(model),
+            evaluation=EvalConfig(user="user" if has_user else ""),
+            **settings,
+        )
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def rates_for(model: ModelConfig) -> OptimizerConfig:

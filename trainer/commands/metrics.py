@@ -1,21 +1,18 @@
 """Serving /metrics for Prometheus: few connections at once, and the silent are hung up on."""
 
 import contextlib
-import socketserver
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from embertide._common.page_server import CONNECTIONS_MAX, PageServer, serving
+from embertide._common.quoting import terminal_text
+from embertide.trainer.commands.listening import METRICS_HOST
 from embertide.trainer.errors import ConfigurationError
 
 PREFIX = "embertide_trainer_"
-_CONNECTIONS_MAX = 256  # each is a thread while it lasts
-_SILENCE_S = 10.0
 
 
 def counter_family(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
@@ -26,83 +23,37 @@ def counter_family(name: str, text: str, label: str, values: Mapping[str, int]) 
     return family
 
 
-class _Request(WSGIRequestHandler):
-    timeout = _SILENCE_S
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: a scrape is no event."""
-
-
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    block_on_close = False
-    # Connections that come together; with five, as the standard library has it, others wait for
-    # seconds until they try again.
-    request_queue_size = 128
-
-    def __init__(self, *arguments: Any) -> None:
-        self.refused = 0
-        self._free = threading.BoundedSemaphore(_CONNECTIONS_MAX)
-        super().__init__(*arguments)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Take a connection where there is room."""
-        if not self._free.acquire(blocking=False):
-            self.refused += 1
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer a connection until it ends."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: who hung up does not get an answer."""
-
-
 class _Refused(Collector):
-    def __init__(self, server: _Server) -> None:
+    def __init__(self, server: PageServer) -> None:
         self._server = server
 
     def collect(self) -> Iterator[Metric]:
         yield CounterMetricFamily(
             "embertide_metrics_connections_refused",
-            f"Over {_CONNECTIONS_MAX} at once.",
+            f"Hung up on, as there were over {CONNECTIONS_MAX} at once.",
             self._server.refused,
         )
 
 
 @contextlib.contextmanager
-def served(port: int, page: Collector) -> Iterator[None]:
-    """Serve /metrics on all addresses while the context lives.
+def served(port: int, page: Collector, host: str = METRICS_HOST) -> Iterator[None]:
+    """Serve /metrics on an address of this machine while the context lives.
 
     Raises:
-        ConfigurationError: The port cannot be used.
+        ConfigurationError: The address or the port cannot be used.
     """
     registry = CollectorRegistry()
     registry.register(page)
-    try:
-        server = make_server(
-            "0.0.0.0", port, make_wsgi_app(registry), server_class=_Server, handler_class=_Request
-        )
-    except (OSError, OverflowError) as error:
-        raise ConfigurationError(
-            f"--metrics-port {port} cannot be used: {error}; give another"
-        ) from error
-    assert isinstance(server, _Server)
-    registry.register(_Refused(server))
-    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
-    thread.start()
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(serving(host, port, make_wsgi_app(registry)))
+        except (OSError, OverflowError, UnicodeError) as error:
+            raise ConfigurationError(
+                f"--metrics-port {port} on {terminal_text(host)} cannot be used: {error}; give "
+                "another, or another --metrics-host"
+            ) from error
+        registry.register(_Refused(server))
         yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class CountersPage(Collector):

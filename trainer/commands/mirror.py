@@ -10,7 +10,10 @@ from typing import Annotated
 
 import typer
 
-from embertide.trainer.commands import print_json, refusals
+from embertide._common.private import close_umask
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import print_json, say
+from embertide.trainer.commands.listening import METRICS_HOST, MetricsHost
 
 
 def command(
@@ -21,8 +24,10 @@ def command(
     ] = False,
     every_s: Annotated[float, typer.Option(help="Seconds between looks.", min=0.05)] = 2.0,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Serve /metrics for Prometheus on this port.")
+        int | None,
+        typer.Option(help="Serve /metrics for Prometheus on this port.", min=1, max=65535),
     ] = None,
+    metrics_host: MetricsHost = METRICS_HOST,
     as_json: Annotated[bool, typer.Option("--json", help="Print results as JSON.")] = False,
 ) -> None:
     """Keep the newest snapshot and all versions after it in a folder, each proved, until Ctrl-C.
@@ -38,7 +43,7 @@ def command(
     from embertide.trainer.publish.storage import Storage, StorageError, is_url
 
     ended = threading.Event()
-    with refusals(as_json), contextlib.ExitStack() as stack:
+    with report_errors(as_json), contextlib.ExitStack() as stack:
         if not is_url(url):
             raise ConfigurationError(f"{url} is no URL: give s3://BUCKET/PREFIX")
         logging.getLogger("embertide").setLevel(logging.INFO)
@@ -52,7 +57,7 @@ def command(
                 said = {**newest._asdict(), **dataclasses.asdict(mirror.stats)}
                 print_json({"result": said})
             else:
-                typer.echo(f"{folder} has version {newest.number} of lineage {newest.lineage}")
+                say(f"{folder} has version {newest.number} of lineage {newest.lineage}")
             return
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, lambda *_: ended.set())
@@ -60,14 +65,15 @@ def command(
             page = CountersPage(
                 "mirror", "Fetched, or not.", lambda: dataclasses.asdict(mirror.stats)
             )
-            stack.enter_context(served(metrics_port, page))
+            stack.enter_context(served(metrics_port, page, metrics_host))
 
         def show(stats: MirrorStats) -> None:
             if stats.rounds == 1 and mirror.newest() is not None:
-                typer.echo(f"{folder} is up to date", err=True)
+                say(f"{folder} is up to date", err=True)
 
         mirror.run(every_s, ended, show)
 
 
 if __name__ == "__main__":
+    close_umask()
     typer.run(command)

@@ -6,17 +6,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-import rich.console
 import rich.progress
-import rich.table
 import typer
 
-from embertide.trainer.commands import print_json, refusals, trial_bar
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import Table, print_json, say, show_table
+from embertide.trainer.commands import trial_bar
 from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, Window
 
 
 def _measure(window: Window, seed: int, ratio: float) -> dict[str, Any]:
-    from embertide.trainer.eval import prune_search  # torch takes seconds: not for --help
+    from embertide.trainer.lab import prune_search  # torch takes seconds: not for --help
 
     run, source = window.open()
     run = prune_search.pruned_at(dataclasses.replace(run, seed=seed), ratio)
@@ -51,11 +51,11 @@ def command(
 
     Example: embertide prune-search build/search --data clicks.parquet --events 1000000
     """
-    from embertide.trainer.eval import prune_search
-    from embertide.trainer.eval.trials import Trial, measured
+    from embertide.trainer.lab import prune_search
+    from embertide.trainer.lab.trials import Trial, measured
 
     found: list[prune_search.Tried] = []
-    with refusals(as_json):
+    with report_errors(as_json):
         window = Window(
             data=data,
             events=events,
@@ -96,7 +96,7 @@ def _print(found: list[Any], best: Any, max_auc_loss: float, as_json: bool) -> N
         chosen = None if best is None else dataclasses.asdict(best)
         print_json({"chosen": chosen, "tried": [dataclasses.asdict(each) for each in found]})
         return
-    table = rich.table.Table(title=f"loss of AUC of at most {max_auc_loss:g}")
+    table = Table(title=f"loss of AUC of at most {max_auc_loss:g}")
     for name in ("ratio", "loss", "standard error", "rows", "within"):
         table.add_column(name, justify="right")
     for each in sorted(found, key=lambda one: one.ratio):
@@ -104,8 +104,8 @@ def _print(found: list[Any], best: Any, max_auc_loss: float, as_json: bool) -> N
         table.add_row(
             f"{each.ratio:g}", f"{each.loss:.5f}", f"{each.error:.5f}", f"{each.rows:,}", within
         )
-    rich.console.Console().print(table)
+    show_table(table)
     if best is None:
-        typer.echo("no ratio that was tried is within it: give more events, or do not prune")
+        say("no ratio that was tried is within it: give more events, or do not prune")
     else:
-        typer.echo(f"embertide train ... --prune-ratio {best.ratio:g}")
+        say(f"embertide train ... --prune-ratio {best.ratio:g}")

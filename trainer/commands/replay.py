@@ -2,13 +2,15 @@
 
 import contextlib
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from embertide.trainer.commands import event_bar, refusals
+from embertide._common.commands import addresses
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import print_json, say
+from embertide.trainer.commands import event_bar
 from embertide.trainer.commands.inputs import (
     Data,
     Demo,
@@ -28,7 +30,8 @@ def command(
     url: Annotated[
         list[str] | None,
         typer.Option(
-            help="host:port of a node's gRPC; give it again for each node, to ask them in turn.",
+            callback=addresses,
+            help="HOST:PORT of a node's gRPC; give it again for each node, to ask them in turn.",
             show_default="127.0.0.1:8001",
         ),
     ] = None,
@@ -102,7 +105,7 @@ def command(
     from embertide.trainer.eval.replay import Replay, ReplayConfig, ReplayProgress
     from embertide.trainer.eval.served import ServedModel, ServedNodes
 
-    with refusals(as_json), event_bar("scoring") as bar:
+    with report_errors(as_json), event_bar("scoring") as bar:
         run, source = open_run(config, data, events, hours if demo else None, stream_seed)
         if run is not None:
             source = for_requests(source, run.model)
@@ -120,7 +123,7 @@ def command(
 
         def show(progress: ReplayProgress) -> None:
             if as_json:
-                print(json.dumps({"progress": dataclasses.asdict(progress)}), flush=True)
+                print_json({"progress": dataclasses.asdict(progress)}, line=True)
             state = f"version {progress.version} · AUC {progress.auc:.4f}"
             rate = f" · p99 {progress.p99_ms:.1f} ms · {progress.events_per_s:,.0f} events/s"
             bar.update(task, completed=progress.events, state=state + rate)
@@ -141,10 +144,10 @@ def command(
             replay.run(source, progress=show)
     stats = dataclasses.asdict(replay.stats)
     if as_json:
-        print(json.dumps({"result": stats}), flush=True)
+        print_json({"result": stats}, line=True)
         return
     days = ", ".join(f"day {day}: {auc:.4f}" for day, auc in replay.prequential.daily().items())
-    typer.echo(
+    say(
         f"{stats['events']:,} events in {stats['requests']:,} requests, "
         f"{stats['failed_requests']} failed; AUC {days}"
     )

@@ -6,18 +6,23 @@ import datetime
 import json
 import logging
 import math
-import sys
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from embertide._common.background import healths
+from embertide._common.quoting import terminal_text, without_secrets
+from embertide._common.terminal import say
+from embertide.trainer.commands.listening import METRICS_HOST
 from embertide.trainer.commands.metrics import PREFIX, counter_family, served
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.lines_file import LinesFile
 from embertide.trainer.progress import Progress
 
 Show = Callable[[Progress], None]
@@ -46,6 +51,7 @@ class _Page(Collector):
         for name, messages in self._source.lag().items():
             lag.add_metric([name], messages)
         yield lag
+        yield from self._of_tasks()
         newest = self.newest
         if newest is None:
             return
@@ -97,6 +103,22 @@ class _Page(Collector):
             )
         yield from _quality(newest)
 
+    def _of_tasks(self) -> Iterator[Metric]:
+        """Yield how tasks are now: a training that waits for one of them makes no progress."""
+        tasks = healths()
+        yield counter_family(
+            "background_failures",
+            "Of tasks beside training; each is tried again.",
+            "task",
+            {each.name: each.failures for each in tasks},
+        )
+        ok = GaugeMetricFamily(
+            PREFIX + "background_ok", "Whether nothing is wrong with a task.", labels=["task"]
+        )
+        for each in tasks:
+            ok.add_metric([each.name], each.ok)
+        yield ok
+
 
 _FIGURES = {
     "events": "Events of the current day of event time that the figures are of.",
@@ -143,8 +165,8 @@ def scalars(progress: Progress) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def metrics_page(port: int, source: EventSource) -> Iterator[Show]:
-    """Serve /metrics on all addresses while the context lives.
+def metrics_page(port: int, source: EventSource, host: str = METRICS_HOST) -> Iterator[Show]:
+    """Serve /metrics on an address of this machine while the context lives.
 
     Raises:
         ConfigurationError: The port cannot be used.
@@ -154,22 +176,33 @@ def metrics_page(port: int, source: EventSource) -> Iterator[Show]:
     def show(progress: Progress) -> None:
         page.newest = progress
 
-    with served(port, page):
+    with served(port, page, host):
         yield show
 
 
-class _Seldom:
-    """Says when ten seconds have passed since it last said so; at first at once."""
+class Seldom:
+    """Writes the newest progress, ten seconds after the last at the earliest; at first at once."""
 
-    def __init__(self) -> None:
-        self._last = -_LOG_EVERY_S
+    def __init__(self, write: Show) -> None:
+        """Write by `write`."""
+        self._write, self._last_s = write, -_LOG_EVERY_S
+        self._newest: Progress | None = None  # not written yet
 
-    def due(self) -> bool:
-        now = time.monotonic()
-        if now - self._last < _LOG_EVERY_S:
-            return False
-        self._last = now
-        return True
+    def show(self, progress: Progress) -> None:
+        """Write it now, or keep it for `idle`, unless a newer one comes."""
+        self._newest = progress
+        self.idle()
+
+    def idle(self) -> None:
+        """Write what was kept, once it is time."""
+        if time.monotonic() - self._last_s >= _LOG_EVERY_S:
+            self.finish()
+
+    def finish(self) -> None:
+        """Write what was kept."""
+        if self._newest is not None:
+            newest, self._newest, self._last_s = self._newest, None, time.monotonic()
+            self._write(newest)
 
 
 def state_of(progress: Progress) -> str:
@@ -178,44 +211,40 @@ def state_of(progress: Progress) -> str:
     return f"version {progress.version} · AUC {auc} · {progress.events_per_s:,.0f} events/s"
 
 
-def lines() -> Show:
-    """Return what writes a line of progress to stderr now and then, where no bar can be drawn."""
-    seldom = _Seldom()
-
-    def show(progress: Progress) -> None:
-        if seldom.due():
-            of = "" if progress.total_events is None else f" of {progress.total_events:,}"
-            time_s = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            said = f"{time_s} training: {progress.events:,}{of} events · {state_of(progress)}"
-            print(said, file=sys.stderr, flush=True)
-
-    return show
+def line(progress: Progress) -> None:
+    """Write a line of progress to stderr, where no bar can be drawn."""
+    of = "" if progress.total_events is None else f" of {progress.total_events:,}"
+    time_s = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    say(f"{time_s} training: {progress.events:,}{of} events · {state_of(progress)}", err=True)
 
 
 class JsonLog(logging.Handler):
-    """A file of JSON lines: `time`, and `progress`, `result`, or `level` and `message`."""
+    """A file of JSON lines: `time`, and `progress`, `result`, or `level` and `message`.
 
-    def __init__(self, file: TextIO) -> None:
-        """Write to an open file."""
+    Attributes:
+        progress: Takes the run's.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Append to a file."""
         super().__init__(logging.INFO)
-        self._file = file
-        self._seldom = _Seldom()
+        self._file = LinesFile(path)
+        self.progress = Seldom(self._write_progress)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write what a module logs."""
         self.write({"level": record.levelname.lower(), "message": record.getMessage()})
 
-    def show(self, progress: Progress) -> None:
-        """Write the progress, ten seconds after the last at the earliest."""
-        if self._seldom.due():
-            auc = None if math.isnan(progress.auc) else progress.auc  # JSON has no NaN
-            self.write({"progress": {**dataclasses.asdict(progress), "auc": auc}})
+    def _write_progress(self, progress: Progress) -> None:
+        auc = None if math.isnan(progress.auc) else progress.auc  # JSON has no NaN
+        self.write({"progress": {**dataclasses.asdict(progress), "auc": auc}})
 
     def write(self, said: Mapping[str, Any]) -> None:
-        """Write a line."""
+        """Write a line; where the drive is full, it is counted (`lost` of the next line)."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        self._file.write(json.dumps({"time": now, **said}) + "\n")
-        self._file.flush()
+        with self.lock or contextlib.nullcontext():
+            lost = {"lost": self._file.lost} if self._file.lost else {}
+            self._file.add([json.dumps({"time": now, **lost, **said}).encode() + b"\n"])
 
 
 @contextlib.contextmanager
@@ -226,23 +255,22 @@ def json_log(path: Path) -> Iterator[JsonLog]:
         ConfigurationError: The file cannot be written.
     """
     try:
-        file = path.open("a", encoding="utf-8")
+        log = JsonLog(path)
+        path.open("ab").close()
     except OSError as error:
         raise ConfigurationError(f"--log {path} cannot be written: {error}") from error
     root = logging.getLogger("embertide")
     level = root.level
-    with file:
-        log = JsonLog(file)
-        handlers = [log, *([logging.lastResort] if logging.lastResort else [])]
-        root.setLevel(logging.INFO)
+    handlers = [log, *([logging.lastResort] if logging.lastResort else [])]
+    root.setLevel(logging.INFO)
+    for handler in handlers:
+        root.addHandler(handler)
+    try:
+        yield log
+    finally:
         for handler in handlers:
-            root.addHandler(handler)
-        try:
-            yield log
-        finally:
-            for handler in handlers:
-                root.removeHandler(handler)
-            root.setLevel(level)
+            root.removeHandler(handler)
+        root.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -271,71 +299,110 @@ def tensorboard(folder: Path) -> Iterator[Show]:
         writer.close()
 
 
-@contextlib.contextmanager
-def mlflow(uri: str, experiment: str, settings: Mapping[str, Any]) -> Iterator[Show]:
-    """Write a run with its settings and curves to MLflow while the context lives.
+class MlflowRun:
+    """A run in MLflow: its settings, then its curves; a step is an event.
 
-    A step is an event. Figures go out ten seconds after the last at the earliest, and once more at
-    the end. A tracking server that is away costs figures, which a warning says, and not the run.
+    Figures go out ten seconds after the last at the earliest, and once more at the end. A tracking
+    server that is away costs figures, which a warning says, and not the run.
 
-    Args:
-        uri: Of the tracking server, or a folder or database as MLflow takes it.
-        experiment: Its name; made if need be.
-        settings: Of the run, nested; they become parameters, 500 characters each at most.
-
-    Raises:
-        ConfigurationError: The package is not installed, or MLflow refuses the run.
+    Attributes:
+        progress: Takes the run's.
     """
-    try:
-        from mlflow.entities import Metric as Curve
-        from mlflow.entities import Param
-        from mlflow.exceptions import MlflowException
-        from mlflow.tracking import MlflowClient
-    except ImportError as error:
-        raise ConfigurationError(
-            f"--mlflow needs a package that is not installed ({error}): pip install mlflow-skinny, "
-            "or leave the option out"
-        ) from error
-    try:
-        client = MlflowClient(tracking_uri=uri)
-        found = client.get_experiment_by_name(experiment)
-        number = found.experiment_id if found else client.create_experiment(experiment)
-        run_id = client.create_run(number).info.run_id
-        params = [Param(name, value[:500]) for name, value in _flat(settings, "")]
-        for begin in range(0, len(params), 100):
-            client.log_batch(run_id, params=params[begin : begin + 100])
-    except MlflowException as error:
-        raise ConfigurationError(f"--mlflow {uri}: {error}") from error
-    seldom, newest, ended = _Seldom(), None, "FAILED"
 
-    def write(progress: Progress) -> None:
+    def __init__(self, uri: str, experiment: str) -> None:
+        """Find the experiment, or make it.
+
+        Raises:
+            ConfigurationError: The package is not installed, or MLflow cannot be used.
+        """
+        # MLflow would wait four minutes for a server that is away, and training with it.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
+        try:
+            from mlflow import entities
+            from mlflow.exceptions import MlflowException
+            from mlflow.tracking import MlflowClient
+        except ImportError as error:
+            raise ConfigurationError(
+                f"--mlflow needs a package that is not installed ({error}): pip install "
+                "mlflow-skinny, or leave the option out"
+            ) from error
+        self._entities, self._error = entities, MlflowException
+        self._uri = terminal_text(without_secrets(uri))
+        with self._refused():
+            self._client = MlflowClient(tracking_uri=uri)
+            found = self._client.get_experiment_by_name(experiment)
+            made = found.experiment_id if found else self._client.create_experiment(experiment)
+            self._experiment = made
+        self._id: str | None = None  # until there are settings
+        self.progress = Seldom(self._write)
+
+    @contextlib.contextmanager
+    def _refused(self) -> Iterator[None]:
+        try:
+            yield
+        except self._error as error:
+            cause = terminal_text(without_secrets(str(error)))
+            raise ConfigurationError(
+                f"--mlflow {self._uri} cannot be used: {cause}; start that server, or give another"
+            ) from error
+
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        """Make the run.
+
+        Args:
+            settings: Nested; they become parameters, 500 characters each at most.
+
+        Raises:
+            ConfigurationError: MLflow refuses it.
+        """
+        params = [self._entities.Param(name, value[:500]) for name, value in _flat(settings, "")]
+        with self._refused():
+            self._id = self._client.create_run(self._experiment).info.run_id
+            for begin in range(0, len(params), 100):
+                self._client.log_batch(self._id, params=params[begin : begin + 100])
+
+    def _write(self, progress: Progress) -> None:
         now_ms = time.time_ns() // 1_000_000
         curves = [
-            Curve(name, float(value), now_ms, progress.events)
+            self._entities.Metric(name, float(value), now_ms, progress.events)
             for name, value in scalars(progress).items()
         ]
         try:
             for begin in range(0, len(curves), 1000):
-                client.log_batch(run_id, metrics=curves[begin : begin + 1000])
-        except MlflowException as error:
+                self._client.log_batch(self._id, metrics=curves[begin : begin + 1000])
+        except self._error as error:
             log.warning("MLflow did not take figures of event %d: %s", progress.events, error)
 
-    def show(progress: Progress) -> None:
-        nonlocal newest
-        newest = progress
-        if seldom.due():
-            write(progress)
+    def end(self, status: str) -> None:
+        """Write the last figures, and how the run ended."""
+        if self._id is None:
+            return
+        self.progress.finish()
+        try:
+            self._client.set_terminated(self._id, status)
+        except self._error as error:
+            log.warning("MLflow was not told that the run has ended: %s", error)
 
+
+@contextlib.contextmanager
+def mlflow(uri: str, experiment: str) -> Iterator[MlflowRun]:
+    """Write a run to MLflow while the context lives, from when it is told to begin.
+
+    Args:
+        uri: Of the tracking server, or a folder or database as MLflow takes it.
+        experiment: Its name; made if need be.
+
+    Raises:
+        ConfigurationError: The package is not installed, or MLflow cannot be used.
+    """
+    run = MlflowRun(uri, experiment)
+    ended = "FAILED"
     try:
-        yield show
+        yield run
         ended = "FINISHED"
     finally:
-        if newest is not None:
-            write(newest)
-        try:
-            client.set_terminated(run_id, ended)
-        except MlflowException as error:
-            log.warning("MLflow was not told that the run has ended: %s", error)
+        run.end(ended)
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -4,9 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import rich.console
-import rich.table
-
+from embertide._common.terminal import Table, show_table
 from embertide.trainer.eval.metrics import Summary, day_name
 
 LEAST_EVENTS = 200
@@ -43,17 +41,19 @@ def show(
     set_aside: int,
     unsampled: int,
     has_clock: bool,
+    warm_start: str = "",
 ) -> None:
-    """Print the result of a run."""
-    table = rich.table.Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    """Print the result of a run; `warm_start`: the folder that it began with."""
+    table = Table(header=False)
+    table.add_column(style="bold")
+    table.add_column()
     for name, text in _lines(
         folder, events, version, days, rejected, set_aside, unsampled, has_clock=has_clock
     ):
         table.add_row(name, text)
-    console = rich.console.Console(highlight=False)
-    console.print(table, width=min(console.width, _COLUMNS))
+        if name == "AUC" and warm_start:
+            table.add_row("", f"the run in {warm_start} may have learned these events before")
+    show_table(table, width=_COLUMNS)
 
 
 def _lines(

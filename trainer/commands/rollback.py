@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from embertide.trainer.commands import print_json, refusals
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import print_json, say
 
 
 def command(
@@ -30,12 +31,12 @@ def command(
     from embertide.trainer.publish.folder import Publication
     from embertide.trainer.publish.rollback import roll_back
 
-    with refusals(as_json):
+    with report_errors(as_json):
         restored = roll_back(Publication(publication), version, bus=bus)
     if as_json:
         print_json(dataclasses.asdict(restored))
         return
-    typer.echo(
+    say(
         f"version {restored.version} restores version {restored.to}: {restored.undone} versions "
         f"undone, {restored.rows:,} rows restored and {restored.tombstones:,} removed in "
         f"{restored.seconds:.2f} s; checksum {restored.checksum}"

@@ -6,6 +6,7 @@ The other way, `explained` writes the file of a run with every setting and what 
 "Attributes" that the classes of `config` document.
 """
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -13,13 +14,15 @@ import sys
 import textwrap
 import traceback
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from embertide._common.quoting import python_literal
+from embertide.trainer import config
 from embertide.trainer.config import RunConfig
-from embertide.trainer.data.base import EventSchema, EventSource
-from embertide.trainer.errors import ConfigurationError, TrainerError
+from embertide.trainer.data.base import EventSchema, EventSource, EventTimes, FeatureColumn
+from embertide.trainer.errors import ConfigurationError, FinalError, TrainerError
 from embertide.trainer.named import RUN_FILE
 
 _COLUMNS = 100
@@ -68,8 +71,9 @@ def load(path: Path) -> RunFile:
     try:
         exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
     except Exception as error:
-        passing = isinstance(error, TrainerError) and not isinstance(error, ConfigurationError)
-        kind = TrainerError if passing else ConfigurationError
+        kind: type[TrainerError] = ConfigurationError
+        if isinstance(error, TrainerError) and not isinstance(error, ConfigurationError):
+            kind = FinalError if error.final else TrainerError
         what = str(error) if isinstance(error, TrainerError) else f"{type(error).__name__}: {error}"
         raise kind(f"{path}:{_line(path, error)}: {what}") from error
     run, source = getattr(module, "run", None), getattr(module, "source", None)
@@ -151,7 +155,7 @@ class _Explainer:
                 yield from self.lines(each, "", ",", inner)
             yield f"{indent}){after}"
         else:
-            yield f"{indent}{before}{value!r}{after}"
+            yield f"{indent}{before}{source_of(value)}{after}"
 
 
 def _names(value: Any) -> Iterator[str]:
@@ -163,6 +167,19 @@ def _names(value: Any) -> Iterator[str]:
         yield type(value).__name__
         for field in dataclasses.fields(value):
             yield from _names(getattr(value, field.name))
+
+
+def source_of(value: Any) -> str:
+    """Return Python that makes a value: of the classes of `config` and `data`, or a plain one.
+
+    Names and values from outside become literals, whatever they hold. Its value is the value.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return brief(value)
+    if isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
+        items = ", ".join(map(source_of, value))
+        return f"({items},)" if len(value) == 1 else f"({items})"
+    return python_literal(dict(value) if isinstance(value, Mapping) else value)
 
 
 def brief(value: Any) -> str:
@@ -179,5 +196,66 @@ def changed(value: Any, without: Collection[str] = ()) -> list[str]:
             default = field.default_factory()
         found = getattr(value, field.name)
         if field.name not in without and found != default:
-            said.append(f"{field.name}={found!r}")
+            said.append(f"{field.name}={source_of(found)}")
     return said
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Opening:
+    """A call of `open_events`, which is not made.
+
+    Attributes:
+        paths: What is opened.
+        options: How.
+    """
+
+    paths: Any
+    options: Mapping[str, Any]
+
+
+def read_plain(text: str) -> dict[str, Any]:
+    """Return what a run's file of plain settings defines, by name; nothing of it is executed.
+
+    `source` is an `Opening`.
+
+    Raises:
+        ValueError: It holds something else than imports of ours, and assignments of literals and
+            of calls of our classes.
+    """
+    found: dict[str, Any] = {}
+    for statement in ast.parse(text).body:
+        if isinstance(statement, ast.ImportFrom) and statement.module in _MODULES:
+            continue
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            continue
+        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+            raise ValueError(f"line {statement.lineno} is no assignment")
+        (target,) = statement.targets
+        if not isinstance(target, ast.Name):
+            raise ValueError(f"line {statement.lineno} assigns to no name")
+        found[target.id] = _plain(statement.value)
+    return found
+
+
+def _plain(node: ast.expr) -> Any:
+    if isinstance(node, ast.Tuple):
+        return tuple(map(_plain, node.elts))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        name = node.func.id
+        options = {each.arg or "**": _plain(each.value) for each in node.keywords}
+        if name == "open_events" and len(node.args) == 1:
+            return Opening(_plain(node.args[0]), options)
+        if name == "float":
+            return float(ast.literal_eval(node.args[0]))
+        kind = _CLASSES.get(name)
+        if kind is None or node.args:
+            raise ValueError(f"line {node.lineno} calls {name}")
+        return kind(**options)
+    return ast.literal_eval(node)
+
+
+_MODULES = ("embertide.trainer.config", "embertide.trainer.data", "embertide.trainer.data.base")
+_CLASSES: Mapping[str, type] = {
+    **{name: each for name, each in vars(config).items() if isinstance(each, type)},
+    **{each.__name__: each for each in (EventSchema, EventTimes, FeatureColumn)},
+}

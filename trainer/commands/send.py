@@ -4,7 +4,9 @@ from typing import Annotated
 
 import typer
 
-from embertide.trainer.commands import event_bar, print_json, refusals
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import print_json, say
+from embertide.trainer.commands import event_bar
 from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, open_input
 
 
@@ -31,7 +33,7 @@ def command(
     from embertide.trainer.data.redis_stream import EventSender, StreamConfig
     from embertide.trainer.errors import ConfigurationError, TrainerError
 
-    with refusals(as_json), event_bar("sending") as bar:
+    with report_errors(as_json), event_bar("sending") as bar:
         source = open_input(data, events, hours if demo else None, stream_seed)
         try:
             batches = source.batches(batch_size=batch_size, start=start)
@@ -50,6 +52,6 @@ def command(
     if as_json:
         print_json({"events": sender.sent, "next": start, "rejected": rejected})
         return
-    typer.echo(f"{sender.sent:,} events sent")
+    say(f"{sender.sent:,} events sent")
     if rejected:
-        typer.echo(f"rejected rows: {rejected}")
+        say(f"rejected rows: {rejected}")

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import signal
 import sys
@@ -11,7 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from embertide.trainer.commands import event_bar, refusals
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import print_json, print_text, say
+from embertide.trainer.commands import event_bar
 from embertide.trainer.commands.inputs import (
     Data,
     Demo,
@@ -22,10 +23,11 @@ from embertide.trainer.commands.inputs import (
     check_model,
     of_presets,
     open_input,
-    preset_for,
     rates_for,
+    run_for,
 )
-from embertide.trainer.config import EvalConfig, PruneConfig, RunConfig
+from embertide.trainer.commands.listening import METRICS_HOST, MetricsHost
+from embertide.trainer.config import PruneConfig, RunConfig
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.presets import preset_model
@@ -35,20 +37,48 @@ _PACE = ("publish_every_s", "snapshot_every")
 _SETTINGS = (*("seed", "batch_size", "threads", "cpu", "bus_bytes"),)
 
 
+def _folder(text: str) -> Path:
+    """Return the folder to publish to."""
+    if not text:
+        raise typer.BadParameter("the folder's name is empty: is a variable not set?")
+    if "://" in text:
+        raise typer.BadParameter(
+            f"{text} is no folder: give one of this machine, and --storage {text} for its copy"
+        )
+    path = Path(text)
+    file = next((each for each in (path, *path.parents) if each.is_file()), None)
+    if file is not None:
+        raise typer.BadParameter(f"{file} is a file: give a folder to publish to")
+    return path
+
+
 def _print_config(preset: str | None) -> None:
     if preset is not None:
         from embertide.trainer.commands.run_file import explained
 
         model = preset_model(preset)
         run = RunConfig(model=model, optimizer=rates_for(model))
-        typer.echo(explained(run), nl=False)
+        print_text(explained(run))
         raise typer.Exit
+
+
+def _ask_bus(url: str, as_json: bool) -> None:
+    """End here if Redis does not answer: before torch loads, and ranks start again and again."""
+    from embertide.trainer.publish.bus import connect
+
+    with report_errors(as_json):
+        connect(url).close()
 
 
 def command(
     context: typer.Context,
     publication: Annotated[
-        Path, typer.Argument(help="The folder to publish to; a run found there goes on.")
+        Path,
+        typer.Argument(
+            parser=_folder,
+            metavar="FOLDER",
+            help="The folder to publish to; a run found there goes on.",
+        ),
     ],
     data: Data = None,
     events: Events = None,
@@ -77,7 +107,7 @@ def command(
         str | None, typer.Option(help="Redis URL for updates; without it, files alone.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the model.")] = 1,
-    batch_size: Annotated[int, typer.Option(help="Events of a step, at least.")] = 256,
+    batch_size: Annotated[int, typer.Option(help="Minimum batch size.")] = 256,
     publish_every_s: Annotated[
         int | None,
         typer.Option(
@@ -93,7 +123,7 @@ def command(
         ),
     ] = None,
     prune_ratio: Annotated[
-        float, typer.Option(help="Keep rows of so many times fewer bytes than all keys'; 0: all.")
+        float, typer.Option(help="Compression ratio for pruning; 0 disables it.")
     ] = 0.0,
     bus_bytes: Annotated[
         int,
@@ -105,7 +135,7 @@ def command(
         Path | None, typer.Option(help="Where rows beyond DDR lie; default: PUBLICATION/ssd.")
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads of the dense net.")] = 1,
-    cpu: Annotated[str, typer.Option(help="Baseline of the dense program.")] = "x86-64-v3",
+    cpu: Annotated[str, typer.Option(help="Oldest CPU (-march) to run on.")] = "x86-64-v3",
     cache: Annotated[Path | None, typer.Option(help="A folder of compiled dense programs.")] = None,
     dead_letters: Annotated[
         Path | None, typer.Option(help="File for rejected rows, as JSON lines.")
@@ -157,8 +187,10 @@ def command(
     ] = None,
     keep_in: Annotated[Path | None, typer.Option(help="... in this folder.")] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Serve /metrics for Prometheus on this port.")
+        int | None,
+        typer.Option(help="Serve /metrics for Prometheus on this port.", min=1, max=65535),
     ] = None,
+    metrics_host: MetricsHost = METRICS_HOST,
     log: Annotated[
         Path | None, typer.Option(help="File to append progress and messages to, as JSON lines.")
     ] = None,
@@ -168,7 +200,8 @@ def command(
     mlflow: Annotated[
         str | None,
         typer.Option(
-            metavar="URI", help="MLflow server (or folder) that gets settings and figures."
+            metavar="URI",
+            help="MLflow server, or database as sqlite:///runs.db, that gets settings and figures.",
         ),
     ] = None,
     as_json: Annotated[
@@ -204,7 +237,7 @@ def command(
     ] = 3,
     plan: Annotated[
         Path | None,
-        typer.Option(help="Which rank owns what, a file; without it, as much for each rank."),
+        typer.Option(help="Sharding plan file.", show_default="balanced"),
     ] = None,
 ) -> None:
     """Train on a stream of events and publish as the model learns.
@@ -226,8 +259,11 @@ def command(
 
     if is_launched():
         end_with_agent()
-    elif nproc > 1:
-        sys.exit(launch(nproc, restarts, sys.argv[1:]))
+    else:
+        if bus is not None:
+            _ask_bus(bus, as_json)
+        if nproc > 1:
+            sys.exit(launch(nproc, restarts, sys.argv[1:]))
     from embertide.trainer.commands import reports, result, run_file
     from embertide.trainer.commands.pace import pace_of
     from embertide.trainer.data.limit import ScoredGate
@@ -236,18 +272,24 @@ def command(
     from embertide.trainer.progress import Progress
     from embertide.trainer.publish.folder import Publication
     from embertide.trainer.publish.storage import Storage
+    from embertide.trainer.sync import verdict
     from embertide.trainer.sync.ranks import Ranks
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(refusals(as_json))
+        stack.enter_context(report_errors(as_json, verdict.is_left))
         ranks = Ranks.join()
         stack.enter_context(ranks.failing())
+        stack.enter_context(verdict.leaving(as_json))  # before others know that this one fails
         first = ranks.first  # the others' progress is in what this one shows
         if not first and not as_json:
             note = "rank 0 tells how the run goes; here is only what fails"
-            typer.echo(f"rank {ranks.rank} of {ranks.size} has joined the run: {note}")
+            say(f"rank {ranks.rank} of {ranks.size} has joined the run: {note}")
         as_json &= first
         origin = _origin(publication, fork, warm_start)
+        if behind_scorer and bus is None:
+            raise ConfigurationError(
+                "--behind-scorer: give --bus, where `replay` says what it has scored"
+            )
         begins_with = None
         if origin is not None:
             begins_with = Fork(publication=Publication(origin), keep_place=fork is not None)
@@ -269,27 +311,23 @@ def command(
                 letters,
                 group,
                 None if given is None else given.data_schema,
+                None if given is None else given.source,
             )
+        pace = None
         if given is not None:
             run = given.run
             check_model(run.model, source)
         else:
-            settings = {name: context.params[name] for name in _SETTINGS}
-            pace = pace_of(publication, source, data, publish_every_s, snapshot_every)
-            settings |= dataclasses.asdict(pace)
-            rest: dict[str, Any] = {
-                "prune": PruneConfig(ratio=prune_ratio) if prune_ratio > 0 else None,
-                "ddr_budget_bytes": ddr_mib << 20,
-                "ssd_budget_bytes": ssd_mib << 20,
-                "ssd_directory": str(ssd_directory or publication / "ssd") if ssd_mib else "",
-            }
-            try:
-                model = preset_for(preset, source)
-                has_user = any(feature.name == "user" for feature in model.features)
-                rest["evaluation"] = EvalConfig(user="user" if has_user else "")
-                run = RunConfig(model=model, optimizer=rates_for(model), **settings, **rest)
-            except ValueError as error:
-                raise typer.BadParameter(str(error)) from error
+            run = run_for(
+                preset,
+                source,
+                **{name: context.params[name] for name in _SETTINGS},
+                prune=PruneConfig(ratio=prune_ratio) if prune_ratio > 0 else None,
+                ddr_budget_bytes=ddr_mib << 20,
+                ssd_budget_bytes=ssd_mib << 20,
+                ssd_directory=str(ssd_directory or publication / "ssd") if ssd_mib else "",
+            )
+            pace = pace_of(source, data, publish_every_s, snapshot_every)
         bar = event_bar("training")
         if first:
             stack.enter_context(bar)
@@ -297,26 +335,32 @@ def command(
 
         def show(progress: Progress) -> None:
             if as_json:
-                print(json.dumps({"progress": dataclasses.asdict(progress)}), flush=True)
+                print_json({"progress": dataclasses.asdict(progress)}, line=True)
             bar.update(task, completed=progress.events, state=reports.state_of(progress))
 
         shows: list[reports.Show] = [show]
-        if bar.disable and not as_json:
-            shows.append(reports.lines())
+        seldom = [reports.Seldom(reports.line)] if bar.disable and not as_json else []
         if metrics_port is not None and first:
-            shows.append(stack.enter_context(reports.metrics_page(metrics_port, source)))
+            shows.append(
+                stack.enter_context(reports.metrics_page(metrics_port, source, metrics_host))
+            )
         json_log = None if log is None or not first else stack.enter_context(reports.json_log(log))
         if json_log is not None:
-            shows.append(json_log.show)
+            seldom.append(json_log.progress)
         if tensorboard is not None and first:
             shows.append(stack.enter_context(reports.tensorboard(tensorboard)))
+        tracked = None
         if mlflow is not None and first:
-            written = reports.mlflow(mlflow, run.model.name, dataclasses.asdict(run))
-            shows.append(stack.enter_context(written))
+            tracked = stack.enter_context(reports.mlflow(mlflow, run.model.name))
+            seldom.append(tracked.progress)
 
         def show_all(progress: Progress) -> None:
-            for each in shows:
+            for each in (*shows, *(each.show for each in seldom)):
                 each(progress)
+
+        def idle() -> None:
+            for each in seldom:
+                each.idle()
 
         trainer = Trainer(
             run,
@@ -332,14 +376,18 @@ def command(
             storage=None if storage is None else Storage(storage),
             most_behind_s=storage_behind_s,
             storage_end_s=storage_end_s,
+            cadence=pace,
         )
+        if tracked is not None:
+            tracked.begin(dataclasses.asdict(trainer.run))
         signal.signal(signal.SIGTERM, lambda *_: trainer.stop())
         if keep_after is not None and keep_in is not None:
             trainer.versions.keep_copy(keep_after, keep_in)
         trainer.fit(
             source,
-            gate=ScoredGate(bus, run.model.name) if behind_scorer and bus else None,
+            gate=ScoredGate(bus, run.model.name) if bus and behind_scorer else None,
             progress=show_all,
+            idle=idle,
         )
         figures = trainer.figures()
         if not first:
@@ -353,6 +401,7 @@ def command(
             "lineage": trainer.versions.publisher.lineage,
             "changed_settings": trainer.state.changes,
             "forked": None if trainer.forked is None else dataclasses.asdict(trainer.forked),
+            "warm_start": trainer.warm_start,
             "auc_by_day": {day: each.auc for day, each in by_day.items()},
             "log_loss_by_day": {day: each.log_loss for day, each in by_day.items()},
             "calibration_by_day": {day: each.calibration for day, each in by_day.items()},
@@ -384,7 +433,7 @@ def command(
         if json_log is not None:
             json_log.write({"result": found})
     if as_json:
-        print(json.dumps({"result": found}), flush=True)
+        print_json({"result": found}, line=True)
         _end_if_stopped(trainer.stopped)
         return
     result.show(
@@ -396,6 +445,7 @@ def command(
         set_aside=trainer.set_aside.stats.events,
         unsampled=trainer.unsampled,
         has_clock=source.schema.has_clock,
+        warm_start=trainer.warm_start,
     )
     _end_if_stopped(trainer.stopped)
 

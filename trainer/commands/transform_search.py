@@ -8,12 +8,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-import rich.console
 import rich.progress
-import rich.table
 import typer
 
-from embertide.trainer.commands import print_json, refusals, trial_bar
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import Table, print_json, say, show_table
+from embertide.trainer.commands import trial_bar
 from embertide.trainer.commands.inputs import Data, Events, Window
 from embertide.trainer.commands.run_file import brief
 from embertide.trainer.config import DenseConfig
@@ -24,7 +24,7 @@ _MINUTE_S = 60
 def _measure(
     window: Window, cut: Any, dense: tuple[DenseConfig, ...], seed: int, share: int
 ) -> dict[str, Any]:
-    from embertide.trainer.eval import transform_search  # torch takes seconds: not for --help
+    from embertide.trainer.lab import transform_search  # torch takes seconds: not for --help
 
     run, source = window.open()
     model = dataclasses.replace(run.model, dense=dense)
@@ -66,8 +66,8 @@ class _Trials:
 
     def figures(self, choices: Sequence[Any], seeds: int, share: int) -> list[Any]:
         """See `transform_search.search`."""
-        from embertide.trainer.eval.transform_search import OutOfBoundsError
-        from embertide.trainer.eval.trials import Trial, measured
+        from embertide.trainer.lab.transform_search import OutOfBoundsError
+        from embertide.trainer.lab.trials import Trial, measured
 
         trials = [
             Trial(
@@ -141,12 +141,12 @@ def command(
 
     Example: embertide transform-search build/transforms --config run.py --events 1000000
     """
-    from embertide.trainer.eval import transform_search
-    from embertide.trainer.eval.cache import new_picture
-    from embertide.trainer.eval.dense_clusters import clusters as clusters_of
-    from embertide.trainer.eval.transform_plot import draw
+    from embertide.trainer.eval.picture import new_picture
+    from embertide.trainer.lab import transform_search
+    from embertide.trainer.lab.dense_clusters import clusters as clusters_of
+    from embertide.trainer.lab.transform_plot import draw
 
-    with refusals(as_json):
+    with report_errors(as_json):
         picture = None if plot is None else new_picture(plot)
         window = Window(data=data, events=events, hours=None, stream_seed=1, config=config)
         run, source = window.open()
@@ -209,7 +209,7 @@ def _signed(gain: Any) -> str:
 
 def _show(outcome: Any, trials: _Trials, least_gain: float) -> None:
     title = f"{trials.count} trials, {trials.passes:.0f} passes over what is learned"
-    table = rich.table.Table(title=f"{title}; a change saves {least_gain:g} at least")
+    table = Table(title=f"{title}; a change saves {least_gain:g} at least")
     for name in ("features", "best steps", "tried", "log loss saved", "taken"):
         table.add_column(name, justify="left" if name in ("features", "best steps") else "right")
     for each in outcome.searched:
@@ -222,24 +222,22 @@ def _show(outcome: Any, trials: _Trials, least_gain: float) -> None:
         )
     for names in outcome.left:
         table.add_row(" ".join(names), "not searched", "", "", "no")
-    rich.console.Console().print(table)
+    show_table(table)
     if outcome.left:
-        typer.echo("the bounds ended the search: raise --max-trials or --max-minutes to go on")
+        say("the bounds ended the search: raise --max-trials or --max-minutes to go on")
 
 
 def _say_what_to_do(outcome: Any, config: Path) -> None:
     gain = outcome.confirmed
     if gain is not None:
-        typer.echo(
+        say(
             f"on events that chose nothing: log loss saved {_signed(gain)}, "
             f"AUC {gain.auc:+.5f} ± {gain.auc_error:.5f}"
         )
     if not outcome.searched:
         return  # the bounds were said
     if not outcome.better:
-        typer.echo(
-            "a tie: no other transforms are better by more than chance; keep those there are"
-        )
+        say("a tie: no other transforms are better by more than chance; keep those there are")
     else:
-        typer.echo(f"put these lines into the model of {config}:")
-        typer.echo("\n".join(_lines(outcome)))
+        say(f"put these lines into the model of {config}:")
+        say("\n".join(_lines(outcome)))

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from embertide.trainer.commands import print_json, refusals
+from embertide._common.reporting import report_errors
+from embertide._common.terminal import print_json, say
 from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, open_input
 
 
@@ -36,7 +37,7 @@ def command(
     from embertide.trainer.eval.moves import Reshard
     from embertide.trainer.eval.records import Records
 
-    with refusals(as_json):
+    with report_errors(as_json):
         source = open_input(data, events, hours if demo else None, stream_seed)
         copy = Records(frozen) if frozen else None
         moved = Reshard.read(reshard) if reshard else None
@@ -50,8 +51,8 @@ def command(
         print_json(figures)
     else:
         for name in ("events", "served_auc", "frozen_auc", "requests", "p50_ms", "p99_ms"):
-            typer.echo(f"{name:12s} {json.dumps(figures[name])}")
+            say(f"{name:12s} {json.dumps(figures[name])}")
     for name, count in faults.items():
-        typer.echo(f"error: {count} {name.replace('_', ' ')}", err=True)
+        say(f"error: {count} {name.replace('_', ' ')}", err=True)
     if faults:
         raise typer.Exit(1)

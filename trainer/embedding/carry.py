@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embertide import _store
-from embertide.trainer.embedding.keys import Keys, buckets_of, initial_values
+from embertide.trainer.data.keys import Keys, buckets_of, initial_values
 from embertide.trainer.embedding.records import encode_rows, unstorable
-from embertide.trainer.errors import TrainerError
+from embertide.trainer.errors import FinalError
 
 Floats = NDArray[np.float32]
 
@@ -108,7 +108,7 @@ class RowCarrier:
         bad = unstorable(layout, new_ND)
         if bad is not None:
             row, d = bad
-            raise TrainerError(
+            raise FinalError(
                 f"table {self.new.name!r}: value {new_ND[row, d]} of key {keys_N[row]} does not fit"
                 f" {layout.dtype}: keep {old.dtype}, or choose bf16"
             )

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from embertide import _store
 from embertide.trainer.config import FeatureConfig, ModelConfig, Pooling, TableConfig
-from embertide.trainer.embedding.bags import Bags, Floats
-from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.data.bags import Bags, Floats
+from embertide.trainer.data.keys import buckets_of
 from embertide.trainer.embedding.records import encode_rows
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.presets import bucket_bits

@@ -16,7 +16,7 @@ import numpy as np
 from embertide import _store
 from embertide.trainer.data.base import PADDING_KEY
 from embertide.trainer.data.history import History
-from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.data.keys import buckets_of
 from embertide.trainer.embedding.store import EmbeddingStore
 
 

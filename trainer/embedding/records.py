@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embertide import _store
-from embertide.trainer.embedding.keys import Keys
+from embertide.trainer.data.keys import Keys
 
 Floats = NDArray[np.float32]
 

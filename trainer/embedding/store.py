@@ -13,7 +13,6 @@ Shapes: B samples, F features, N keys, E all embedding values of a sample.
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,11 +30,9 @@ from embertide.trainer.config import (
     SequenceConfig,
     TableConfig,
 )
+from embertide.trainer.data.bags import Bags, Floats
 from embertide.trainer.data.base import PADDING_KEY
-from embertide.trainer.embedding.bags import Bags, Floats
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.publish.folder import PARTITIONS
-from embertide.trainer.publish.snapshot import read_manifest
 from embertide.trainer.sync.exchange import Asked, BagKeys, Exchange, Travelling
 from embertide.trainer.sync.plan import Ownership, balanced
 from embertide.trainer.sync.ranks import Ranks
@@ -436,7 +433,7 @@ class EmbeddingStore(nn.Module):
                 of_ranks, found = self.exchange.gradients(asked, travelling)
                 bags += of_ranks
                 places += found
-        self._note_stakes()
+        self._record_sensitivities()
         updated = self.store.apply_gradients(
             bags,
             learning_rate=self.optimizer.sparse_learning_rate,
@@ -462,7 +459,7 @@ class EmbeddingStore(nn.Module):
                 self.exchange.gradients(asked, travelling)  # they are on their way
         self._given = None
 
-    def _note_stakes(self) -> None:
+    def _record_sensitivities(self) -> None:
         """Say, now and then, how much of the loss is at stake in each pruned table."""
         if self.prune is None or self.prune.utility != "fisher" or self.steps % _STAKE_EVERY:
             return
@@ -485,7 +482,7 @@ class EmbeddingStore(nn.Module):
         for t in self._pruned:
             at_stake, squares = sums[t].tolist()
             if np.isfinite(at_stake + squares):
-                self.store.note_stake(t, at_stake, squares)
+                self.store.record_sensitivity(t, at_stake, squares)
 
     def _summed(self, values: NDArray[np.float64], kind: str) -> NDArray[np.float64]:
         """Add up what all ranks say."""
@@ -606,29 +603,6 @@ class EmbeddingStore(nn.Module):
         """Yield all rows as (table, bucket, records), one bucket at a time."""
         for t, table, bucket in self.places():
             yield table, bucket, self.store.export_bucket(t, bucket)
-
-    def read_buckets(
-        self, snapshot: Path, *, by_partition: bool = False
-    ) -> Iterator[tuple[int, _store.TableConfig, int, bytes]]:
-        """Yield (table index, table, bucket, records) of a snapshot's files, each proved.
-
-        Of many ranks, of the buckets whose rows this one holds. With `by_partition`, those of one
-        delta file (publish/folder.py) come after another's.
-
-        Raises:
-            StoreError: A file is not of these tables, or fails its checksum.
-        """
-        index = {table.name: t for t, table in enumerate(self.tables)}
-        buckets = read_manifest(snapshot)["buckets"]
-        if by_partition:
-            buckets = sorted(buckets, key=lambda fields: fields["bucket"] % PARTITIONS)
-        for fields in buckets:
-            info = _store.BucketFileInfo(**fields)
-            t = index[info.table]
-            if not self.ownership.holds(self.ranks.rank, t, info.bucket):
-                continue
-            records = _store.read_bucket_file(str(snapshot), self.tables[t], info)
-            yield t, self.tables[t], info.bucket, records
 
     def mark_changed(self, table: int, bucket: int, records: bytes) -> None:
         """Make the next take_changes give the keys of `records`, as they are or as tombstones."""

@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embertide.trainer.eval.cache import write_picture
 from embertide.trainer.eval.metrics import Array, calibration_curve
+from embertide.trainer.eval.picture import write_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def draw(picture: "Figure", label_B: Array, score_B: Array, title: str, output: Path) -> None:
-    """Draw into a picture of `cache.new_picture`, and write it.
+    """Draw into a picture of `new_picture`, and write it.
 
     Raises:
         ConfigurationError: It cannot be written.

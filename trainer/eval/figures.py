@@ -32,6 +32,8 @@ Ints = NDArray[np.int64]
 class ProofError(TrainerError):
     """Records and input do not belong together."""
 
+    remedy = "run it again, and report it if it stays"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VersionLog:
@@ -214,7 +216,10 @@ def measure(
             both[0, there], both[1, there_f] = served.score[here], copy.score[here_f]
             hour.add(batch, both[0], both[1])
     if seen < len(served.event):
-        raise ProofError(f"{len(served.event) - seen} scored rows are of no event of the input")
+        raise ProofError(
+            f"{len(served.event) - seen} scored rows are of no event of the input: give the "
+            "data of the replay"
+        )
     return {
         "events": seen,
         **_aucs(auc_served, auc_frozen if frozen else None),
@@ -229,7 +234,7 @@ def measure(
 def _aucs(served: Prequential, frozen: Prequential | None) -> dict[str, Any]:
     daily = served.daily()
     if not daily:
-        raise ProofError("no event was scored")
+        raise ProofError("no event was scored: give more events")
     window = _window(min(daily), max(daily))
     # A stream of one day has no later days: all of it counts.
     window = window if len(window) else range(min(daily), max(daily) + 1)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embertide.trainer.data.base import MISSING_KEY
-from embertide.trainer.embedding.keys import hash_keys
+from embertide.trainer.data.keys import hash_keys
 from embertide.trainer.eval.metrics import Array
 
 Keys = NDArray[np.int64]

@@ -8,6 +8,7 @@ Prequential: every batch is scored before it is trained on, so a day's figure te
 events that it had not seen. Array suffixes: B events, G groups of equal score.
 """
 
+import copy
 import datetime
 import math
 from dataclasses import asdict, dataclass, field
@@ -310,6 +311,17 @@ class Prequential:
     _days: dict[int, Summary] = field(default_factory=dict)
     _open: dict[int, list[tuple[Array, Array]]] = field(default_factory=dict)
     _live: _Live = field(default_factory=_Live, compare=False)  # of what `_open` holds
+
+    def frozen(self) -> "Prequential":
+        """Return it as it is now, for who writes it down: scores are shared, not copied.
+
+        The arrays of scores are never written to, so a day of them costs nothing here. Nothing may
+        be added to what is returned.
+        """
+        found = copy.copy(self)
+        found._hours, found._days = dict(self._hours), dict(self._days)
+        found._open = {hour: list(parts) for hour, parts in self._open.items()}
+        return found
 
     def __post_init__(self) -> None:
         """Count what is held already."""

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from embertide.trainer.config import EvalConfig
 from embertide.trainer.data.base import Batch
+from embertide.trainer.data.keys import hash_keys
 from embertide.trainer.data.limit import blocks
-from embertide.trainer.embedding.keys import hash_keys
 from embertide.trainer.eval.grouped import UserSample
 from embertide.trainer.eval.metrics import DAY_HOURS, HOUR_MS, Array, Prequential
 from embertide.trainer.eval.slices import StreamSlice, slice_column

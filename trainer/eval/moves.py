@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embertide.trainer.data.base import Batch
-from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.data.keys import buckets_of
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.eval.compare import EQUAL
 from embertide.trainer.eval.records import Records
@@ -49,7 +49,9 @@ class Reshard:
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise TrainerError(f"{path} does not tell of a reshard: {error}") from error
+            raise TrainerError(
+                f"{path} does not tell of a reshard: {error}; give another file"
+            ) from error
 
 
 class MovedKeys:

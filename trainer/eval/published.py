@@ -8,7 +8,6 @@ Shapes: B events of a batch, F columns of KEYS, L places of a sequence, E all em
 """
 
 import dataclasses
-import warnings
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +21,9 @@ from embertide import _store
 from embertide.trainer.data.base import PADDING_KEY, Batch, EventSource
 from embertide.trainer.data.crosses import cross_keys
 from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.model.export import private_compiler
 from embertide.trainer.model.foreign import can_run
+from embertide.trainer.model.quiet import quiet_torch
 from embertide.trainer.publish.chain import VersionFiles, find_version
 from embertide.trainer.publish.folder import MANIFEST, Publication
 from embertide.trainer.publish.snapshot import PROGRAM, read_transforms
@@ -102,9 +103,9 @@ class PublishedModel:
         self._load_rows({table.id: t for t, table in enumerate(tables)})
         tensors = safetensors.torch.load(files.dense())
         self._tensors = [tensors[name] for name in sorted(tensors)]
+        private_compiler()
         inductor: Any = torch._inductor  # not typed by torch
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own, of its own insides
+        with quiet_torch():
             self._program = inductor.aoti_load_package(str(files.snapshot / PROGRAM))
 
     @classmethod

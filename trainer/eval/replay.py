@@ -79,7 +79,8 @@ class ReplayStats:
     skipped: int = 0  # events that the model had learned before the replay began
     requests: int = 0
     probes: int = 0  # requests of one sample that only ask how fresh the served version is
-    failed_requests: int = 0
+    failed_probes: int = 0
+    failed_requests: int = 0  # of those that score events
     compared: int = 0  # answers that a copy was asked for too
     changed: int = 0  # of them, not equal to the copy's
     waited_s: float = 0.0  # for a fresher version
@@ -243,11 +244,12 @@ class Replay:
 
     def _probe(self, batch: Batch) -> None:
         """Ask how fresh the served version is, with the first sample."""
-        self._see(self._model.score(take(batch, 0, 1)))
+        answer = self._model.score(take(batch, 0, 1))
+        self.stats.failed_probes += answer.failures
         self.stats.probes += 1
+        self._see(answer)
 
     def _see(self, answer: Answer) -> None:
-        self.stats.failed_requests += answer.failures
         if self._newest is None or answer.version > self._newest.version:
             self._newest = answer
 
@@ -282,6 +284,7 @@ class Replay:
         self, batch: Batch, landed: _Landed, scores: RecordWriter, requests: RecordWriter
     ) -> None:
         answer = landed.answer
+        self.stats.failed_requests += answer.failures
         self._see(answer)
         self.stats.compared += landed.compared
         self.stats.changed += landed.difference is not None and landed.difference > EQUAL

@@ -10,14 +10,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, Self
 
-import grpc
 import numpy as np
-import tritonclient.grpc
 from numpy.typing import NDArray
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.grpc import service_pb2
 
+from embertide._common import kserve
+from embertide.trainer.data.bags import jagged
 from embertide.trainer.data.base import Batch
-from embertide.trainer.embedding.bags import jagged
 from embertide.trainer.errors import TrainerError
 
 _TIMEOUT_S = 30.0
@@ -59,8 +58,7 @@ class ServedModel:
     def __init__(self, url: str, model: str) -> None:
         """Name the model; nothing is sent yet."""
         self.url, self.model = url, model
-        self._client = tritonclient.grpc.InferenceServerClient(url)
-        self._outputs = [tritonclient.grpc.InferRequestedOutput("SCORE")]
+        self._line = kserve.Line(url)
 
     def __enter__(self) -> Self:
         """Return it."""
@@ -68,13 +66,14 @@ class ServedModel:
 
     def __exit__(self, *error: object) -> None:
         """Close the connection."""
-        self._client.close()
+        self._line.close()
 
     def ready(self) -> bool:
         """Return whether the model is loaded and its server answers."""
         try:
-            return bool(self._client.is_model_ready(self.model, client_timeout=_TIMEOUT_S))
-        except InferenceServerException:
+            request = service_pb2.ModelReadyRequest(name=self.model)
+            return bool(self._line.call("ModelReady", request, _TIMEOUT_S).ready)
+        except kserve.CallError:
             return False
 
     def score(self, batch: Batch, *, version: int | None = None) -> Answer:
@@ -89,30 +88,23 @@ class ServedModel:
         parameters = {"version": version} if version is not None else {}
         if batch.lists:  # only the shape of a rectangular request tells which columns it has
             parameters["columns"] = batch.keys_BF.shape[1]
-        inputs = _inputs(batch)
+        request = kserve.infer_request(
+            self.model, _tensors(batch), ["SCORE"], timeout_s=_TIMEOUT_S, parameters=parameters
+        )
         for failures in range(_TRIES):
             sent_ms, began = time.time_ns() // 1_000_000, time.perf_counter()
             try:
-                result = self._client.infer(
-                    self.model,
-                    inputs,
-                    outputs=self._outputs,
-                    client_timeout=_TIMEOUT_S,
-                    parameters=parameters,
-                )
-            except InferenceServerException as error:
-                if not _is(error, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    gone = version is not None and _is(error, grpc.StatusCode.NOT_FOUND)
+                response = self._line.infer(request, _TIMEOUT_S)
+            except kserve.CallError as error:
+                if error.status not in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+                    gone = version is not None and error.status == "NOT_FOUND"
                     kind = VersionNotHeldError if gone else ServingError
                     raise kind(f"model {self.model!r} at {self.url}: {error}") from error
                 time.sleep(_PAUSE_S)
                 continue
-            said = {
-                name: getattr(value, value.WhichOneof("parameter_choice"))
-                for name, value in result.get_response().parameters.items()
-            }
+            said = kserve.parameters_of(response)
             return Answer(
-                score_B=np.asarray(result.as_numpy("SCORE"), np.float32).reshape(-1),
+                score_B=np.asarray(kserve.arrays_of(response)["SCORE"], np.float32).reshape(-1),
                 version=int(said["version"]),
                 watermark_ms=int(said["watermark_ms"]),
                 plan_epoch=int(said["plan_epoch"]),
@@ -170,12 +162,8 @@ class ServedNodes:
         return self._next(batch.first).score(batch, version=version)
 
 
-def _is(error: InferenceServerException, *codes: grpc.StatusCode) -> bool:
-    return any(str(code) == error.status() for code in codes)
-
-
-def _inputs(batch: Batch) -> list[tritonclient.grpc.InferInput]:
-    """Return the request of a batch, jagged where it has lists."""
+def _tensors(batch: Batch) -> dict[str, NDArray[Any]]:
+    """Return what the request of a batch carries, jagged where it has lists."""
     if not batch.lists:
         arrays: dict[str, NDArray[Any]] = {"KEYS": batch.keys_BF, "DENSE": batch.dense_BD}
     else:
@@ -186,11 +174,4 @@ def _inputs(batch: Batch) -> list[tritonclient.grpc.InferInput]:
         arrays = {name: array.reshape(1, -1) for name, array in arrays.items()}
     if not batch.dense_BD.size:
         del arrays["DENSE"]
-    return [_tensor(name, array) for name, array in arrays.items()]
-
-
-def _tensor(name: str, array: NDArray[Any]) -> tritonclient.grpc.InferInput:
-    array = np.ascontiguousarray(array)
-    tensor = tritonclient.grpc.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
-    tensor.set_data_from_numpy(array)
-    return tensor
+    return arrays

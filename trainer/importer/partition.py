@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.data.keys import buckets_of
 from embertide.trainer.importer.sources import ModelImportError
 
 Records = NDArray[Any]

@@ -15,9 +15,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from embertide.trainer.embedding.keys import Keys
+from embertide.trainer.data.keys import Keys
 from embertide.trainer.embedding.records import Floats
-from embertide.trainer.errors import TrainerError
+from embertide.trainer.errors import ConfigurationError
 
 Format = Literal["numpy", "safetensors", "hps", "state_dict"]
 FORMATS: tuple[Format, ...] = ("numpy", "safetensors", "hps", "state_dict")
@@ -25,7 +25,7 @@ FORMATS: tuple[Format, ...] = ("numpy", "safetensors", "hps", "state_dict")
 _MAX_HEADER_BYTES = 100 << 20
 
 
-class ModelImportError(TrainerError):
+class ModelImportError(ConfigurationError):
     """A model cannot be imported.
 
     Attributes:

@@ -6,14 +6,17 @@ metadata under "embertide" (backend_cpp/dense/plugin.cc reads it). Of a net with
 a second program, for one sample (one_sample.py).
 """
 
+import atexit
 import contextlib
 import copy
 import hashlib
+import io
 import itertools
 import json
+import logging
 import os
 import shutil
-import warnings
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,20 +26,33 @@ import torch
 from torch import Tensor, nn
 
 from embertide import trainer
-from embertide.trainer.errors import TrainerError
+from embertide._common import private
+from embertide._common.room import free_bytes, is_no_room, no_room
+from embertide.trainer.errors import FinalError
 from embertide.trainer.model import one_sample
+from embertide.trainer.model.quiet import quiet_torch
 
 FORMAT, FORMAT_OF_HEADS = 1, 2
+_COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+# Of the environment, what makes another program of a net.
+_COMPILER_OPTIONS = (
+    "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL",
+    "AOT_INDUCTOR_ENABLE_LINE_TABLES",
+)
 _ANY_BATCH = "model"  # what torch calls the program of a package that has one
 # A wheel has the presets' programs (.ci/wheel.py): the demo runs where no compiler is.
 _SHIPPED = Path(trainer.__file__).resolve().parent.parent / "programs"
 # What `-march` and the width of vectors are for a baseline.
 _VECTOR_BITS = {"x86-64-v2": 128, "x86-64-v3": 256, "x86-64-v4": 512}
+log = logging.getLogger(__name__)
+
 Programs = dict[str, torch.export.ExportedProgram]
 
 
-class ExportError(TrainerError):
+class ExportError(FinalError):
     """The module cannot be exported; the message says why and what to do."""
+
+    remedy = "docs/training.md has more of what a net must be"
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -113,6 +129,48 @@ def _description(
     )
 
 
+def private_compiler() -> None:
+    """Have torch compile, and load what it compiled, in a folder of this user alone.
+
+    Its own choice is a name below the temporary folder that everybody can foretell: who makes that
+    first has libraries of his run here. A folder that the environment names is left to its user.
+    Requires: called before torch compiles or loads a package.
+
+    Raises:
+        ExportError: The folder could be another user's.
+    """
+    named = os.environ.get(_COMPILER_CACHE)
+    if named is not None:
+        from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes seconds
+
+        if Path(named) != Path(default_cache_dir()):  # which torch itself may have put there
+            return
+    try:
+        folder = private.cache_folder("torch")
+    except OSError:  # a home that cannot be written to, as in a container
+        folder = private.temporary_folder()
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    except private.NotPrivateError as error:
+        raise ExportError(f"the compiler's cache: {error}") from error
+    os.environ[_COMPILER_CACHE] = str(folder)
+
+
+def private_headers() -> None:
+    """Have torch keep precompiled headers, which are code, in the compiler's folder too.
+
+    Torch itself takes the folder that everybody can foretell, whatever the environment says.
+    Requires: `private_compiler` was called.
+    """
+    from torch._inductor import codecache, config
+
+    headers = Path(os.environ[_COMPILER_CACHE]) / "precompiled_headers"
+    known: Any = codecache  # not typed by torch
+    if hasattr(known, "_HEADER_DIR") and hasattr(known, "_HEADER_LOCK_DIR"):
+        known._HEADER_DIR, known._HEADER_LOCK_DIR = str(headers), str(headers / "locks")
+    else:  # another torch: slower, and nothing is kept
+        config.aot_inductor.precompile_headers = False
+
+
 def export_dense(
     module: nn.Module,
     path: Path,
@@ -142,21 +200,30 @@ def export_dense(
         if tensor.dtype != torch.float32:
             raise ExportError(f"parameter {name!r} is {tensor.dtype}; parameters must be float32")
     try:
-        with warnings.catch_warnings(), evaluating(module):
-            warnings.simplefilter("ignore")  # torch's own, of its own insides
+        with quiet_torch(), evaluating(module):
             programs = _programs(module, tensors, dense_features, embedding_dim, heads)
     except Exception as error:
         raise ExportError(f"torch.export refused the module: {error}") from error
     description = _description(tensors, dense_features, embedding_dim, heads, programs)
     name = f"{_digest(programs, description, cpu)}.pt2"
+    try:
+        cache = None if cache is None else private.trusted_folder(cache)
+    except private.NotPrivateError as error:
+        raise ExportError(f"the cache of programs: {error}") from error
     places = [folder / name for folder in (cache, _SHIPPED) if folder is not None]
     found = next((place for place in places if place.is_file()), None)
     if found is not None:
-        _copy(found, path)
+        _write(path, found.read_bytes())
         return
-    _compile(programs, path, cpu=cpu, description=description)
+    program = _compile(programs, cpu=cpu, description=description)
+    _write(path, program)
     if cache is not None:
-        _copy(path, cache / name)
+        try:
+            _write(cache / name, program)
+        except OSError as error:
+            if not is_no_room(error):
+                raise
+            log.warning("%s: the program is not kept there", no_room(cache, error))
 
 
 def _programs(
@@ -192,27 +259,35 @@ def _digest(programs: Programs, description: str, cpu: str) -> str:
     # Without torch's local version, as +cpu: programs run on the CPU whatever else torch can use.
     version = torch.__version__.partition("+")[0]
     graphs = " ".join(str(program.graph) for program in programs.values())
-    text = f"{version} {cpu} {description} {graphs} {values}"
+    told = "".join(os.environ.get(name, "") for name in _COMPILER_OPTIONS)
+    text = f"{version} {cpu} {description} {graphs} {values}{told}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _copy(source: Path, target: Path) -> None:
+def _write(target: Path, data: bytes) -> None:
+    """Have a file be these bytes, or as it was where they cannot be written."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.copyfile(source, temporary)
-    temporary.replace(target)
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
-def _compile(programs: Programs, path: Path, *, cpu: str, description: str) -> None:
+def _compile(programs: Programs, *, cpu: str, description: str) -> bytes:
+    """Return a package. It is made in memory: torch ends the process where a drive is full."""
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         raise ExportError(
             "compiling this dense net needs g++: apt-get install g++, or export where it is, by "
             "`embertide export-dense --cache`, and give that folder as --cache here"
         )
+    private_compiler()
     import torch._inductor.package  # here, for it takes seconds
 
+    private_headers()
     inductor: Any = torch._inductor  # not typed by torch
-    path.parent.mkdir(parents=True, exist_ok=True)
+    package = io.BytesIO()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # fixed at compile time: one thread means no OpenMP region at all
     settings: dict[str, Any] = {
@@ -223,19 +298,26 @@ def _compile(programs: Programs, path: Path, *, cpu: str, description: str) -> N
         "cpp.threads": 1,
     }
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet_torch():
             compiled = {}
             for name, program in programs.items():
                 more = one_sample.SETTINGS if name == one_sample.NAME else {}
                 inputs = program.example_inputs[0]
                 graph = program.module(check_guards=False)
                 compiled[name] = inductor.aot_compile(graph, inputs, options=settings | more)
-            inductor.package.package_aoti(str(path), compiled)
+            inductor.package.package_aoti(package, compiled)
     except Exception as error:
+        if is_no_room(error):
+            places = {Path(tempfile.gettempdir()), Path(os.environ.get(_COMPILER_CACHE, "/tmp"))}
+            place = min(places, key=lambda each: free_bytes(each) or 0)
+            raise ExportError(
+                f"compiling the dense net needs room for a while: {no_room(place, error)}: make "
+                f"some, or name other folders, TMPDIR and {_COMPILER_CACHE}"
+            ) from error
         raise ExportError(f"compiling the dense net for {cpu} failed: {error}") from error
     finally:
         torch.set_num_threads(threads)
+    return package.getvalue()
 
 
 def tensor_bytes(module: nn.Module) -> bytes:

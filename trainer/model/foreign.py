@@ -11,7 +11,6 @@ import inspect
 import json
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +23,14 @@ from embertide.trainer import named
 from embertide.trainer.config.model import MAX_HEADS
 from embertide.trainer.importer.dense_folder import PROGRAM, TENSORS, write_description
 from embertide.trainer.model import one_sample
-from embertide.trainer.model.export import ExportError, export_dense, named_tensors, tensor_bytes
+from embertide.trainer.model.export import (
+    ExportError,
+    export_dense,
+    named_tensors,
+    private_compiler,
+    tensor_bytes,
+)
+from embertide.trainer.model.quiet import quiet_torch
 
 TOLERANCE = 1e-5
 """How far the package's scores may lie from the module's: the order of sums differs, no more."""
@@ -184,12 +190,12 @@ def can_run(cpu: str) -> bool:
 
 def largest_difference(module: nn.Module, program: Path, shape: DenseShape) -> float:
     """Return how far a package's scores lie from the module's, over some random batches."""
+    private_compiler()
     inductor: Any = torch._inductor  # not typed by torch
     generator = torch.Generator().manual_seed(1)
     tensors = list(named_tensors(module).values())
     largest = 0.0
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # torch's own, of its own insides
+    with quiet_torch(), torch.no_grad():
         package = inductor.aoti_load_package(str(program))
         cases = [(package, batch) for batch in (1, 3, 64)]
         if json.loads(package.get_metadata()["embertide"]).get(one_sample.NAME):

@@ -17,14 +17,16 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from embertide._common.redis_url import client_of, failure
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.publish.folder import PARTITIONS, VersionId
-from embertide.trainer.redis_url import client_of
 from embertide.trainer.sync.channel import ALONE, Channel
 from embertide.v1 import update_pb2
 
 LINEAGE_BITS = 32
 """An entry's id ends in the lineage and, below it, the batch's place in its version."""
+# What is waited for an answer; a Redis that stands still costs a version as long.
+_ANSWER_S = 5.0
 _SENT_AT_ONCE = 4 << 20
 _COMMIT_ENTRIES = 1024
 # Beside the message: its id, its field, what an allocator rounds up to.
@@ -109,6 +111,7 @@ class Keys:
         self.log = f"e:{{{model}:commit}}:log"
         self.promoted = f"e:{{{model}:commit}}:promoted"
         self.nodes = f"e:{{{model}:commit}}:nodes"
+        self.trainer = f"e:{{{model}:commit}}:trainer"
 
     def node(self, name: str) -> str:
         """Return where a node says what it has applied."""
@@ -421,7 +424,7 @@ def connect(url: str) -> Any:
     try:
         client = client_of(
             url,
-            socket_timeout=5.0,
+            socket_timeout=_ANSWER_S,
             socket_connect_timeout=2.0,
             health_check_interval=30,
             # Once, at once, for a connection that a restart cut: a version must not wait.
@@ -429,8 +432,5 @@ def connect(url: str) -> Any:
         )
         client.ping()
     except (redis.RedisError, ValueError) as error:
-        where = url.rsplit("@", 1)[-1].partition("?")[0]
-        raise BusError(
-            f"Redis at {where} cannot be reached: {error}; start it, or give another --bus URL"
-        ) from error
+        raise BusError(failure("--bus", url, error)) from error
     return client

@@ -7,12 +7,13 @@ by size and checksum. Files are gathered in a hidden folder, which then gets the
 import functools
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from embertide import _store
+from embertide._common.quoting import shown, terminal_text
 from embertide.trainer.publish.folder import (
     COMMIT,
     MANIFEST,
@@ -25,6 +26,8 @@ from embertide.trainer.publish.folder import (
 )
 from embertide.trainer.publish.storage import DamagedError, Storage
 from embertide.v1 import update_pb2
+
+_MOST_NAME, _MOST_PATH = 200, 1_000  # bytes: a file system has room for some 255, and 4,096
 
 
 @contextmanager
@@ -42,16 +45,23 @@ def arriving(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _inside(name: str) -> str:
-    """Return a file's name, which must lead nowhere else.
+def inside(names: Sequence[str]) -> None:
+    """Refuse names of files that lead out of their folder, or that no file of ours can have.
 
     Raises:
-        DamagedError: It does.
+        DamagedError: One does.
     """
-    parts = PurePosixPath(name).parts
-    if not parts or name.startswith("/") or any(part.startswith(".") for part in parts):
-        raise DamagedError(f"{name!r} is no name of a file of a publication")
-    return name
+    found = {PurePosixPath(name) for name in names}
+    for name in names:
+        path = PurePosixPath(name)
+        parts = path.parts
+        leads_out = not parts or path.is_absolute() or any(part.startswith(".") for part in parts)
+        too_long = len(name.encode(errors="replace")) > _MOST_PATH or any(
+            len(part.encode(errors="replace")) > _MOST_NAME for part in parts
+        )
+        stands_in_a_file = any(parent in found for parent in path.parents)
+        if leads_out or too_long or stands_in_a_file or terminal_text(name) != name:
+            raise DamagedError(f"{shown(name)} is no name of a file of a publication")
 
 
 def _fetch_all(
@@ -60,8 +70,10 @@ def _fetch_all(
     """Fetch (name, bytes, crc32c) of files of an object's folder; return their bytes."""
     jobs: list[Callable[[], None]] = []
     total = 0
+    files = list(files)
+    inside([name for name, _, _ in files])
     for name, size, crc in files:
-        path = folder / _inside(name)
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         jobs.append(
             functools.partial(storage.fetch, f"{prefix}/{name}", path, size=size, crc32c=crc)

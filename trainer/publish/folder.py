@@ -12,7 +12,6 @@ The nodes' side is backend_cpp/bus/delta.h. Names ascend as versions do.
 
 import contextlib
 import dataclasses
-import errno
 import functools
 import itertools
 import json
@@ -24,13 +23,15 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from pathlib import Path
 from typing import NamedTuple
 
 from embertide import _store
-from embertide.trainer.errors import TrainerError
+from embertide._common.room import is_no_room, no_room
+from embertide.trainer.errors import FinalError
 from embertide.trainer.sync.channel import ALONE, Channel, RankError
+from embertide.trainer.threads import Workers
 from embertide.v1 import update_pb2
 
 PARTITIONS = 64
@@ -49,25 +50,21 @@ _PARTIAL = re.compile(r"\.(\d{12,19})-(\d{6,19})\.partial")
 _SPOOLED = 64 << 10  # of a partition, in memory
 _COPIED = 1 << 20  # at a time
 _SYNCED = 8  # files that are written side by side
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 log = logging.getLogger(__name__)
 
 
-class PublicationError(TrainerError):
+class PublicationError(FinalError):
     """The publication's files are not what they should be; the message names the path."""
+
+    remedy = "bring it back from a copy; `embertide snapshot verify` tells what is whole"
 
 
 class NoRoomError(PublicationError):
     """The drive has no room for a version; the message names the folder and what is free."""
 
-
-def is_no_room(error: BaseException) -> bool:
-    """Return whether an error means that a drive is full."""
-    if isinstance(error, OSError):
-        return error.errno in _NO_ROOM
-    # The store's library says it in words.
-    return any(os.strerror(number) in str(error) for number in _NO_ROOM)
+    final = False  # there may be some soon
+    remedy = ""  # its texts have their own
 
 
 @contextlib.contextmanager
@@ -82,11 +79,9 @@ def needing_room(folder: Path) -> Iterator[None]:
     except (OSError, RankError) as error:  # another rank's writing counts as ours
         if not is_no_room(error):
             raise
-        free = shutil.disk_usage(folder).free if folder.exists() else 0
-        what = error.strerror if isinstance(error, OSError) else error
         raise NoRoomError(
-            f"{folder} has no room ({what}, {free >> 20} MiB free): make some, or keep "
-            "fewer snapshots (keep_snapshots, keep_snapshots_s)"
+            f"{no_room(folder, error)}: make some, or keep fewer snapshots (keep_snapshots, "
+            "keep_snapshots_s)"
         ) from error
 
 
@@ -334,8 +329,8 @@ def _partition_commit(
 
 
 @functools.cache
-def _writers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_SYNCED, thread_name_prefix="delta")
+def _writers() -> Workers:
+    return Workers("delta", _SYNCED)
 
 
 def _side_by_side(jobs: Sequence[Callable[[], None]]) -> None:

@@ -27,6 +27,7 @@ from embertide.trainer.config import PublishBudget
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.publish.folder import PARTITIONS, Publication
 from embertide.trainer.publish.publisher import Change
+from embertide.trainer.publish.snapshot_rows import read_buckets
 from embertide.trainer.sync.channel import ALONE, Channel
 
 # An odd 64-bit number (SplitMix64's seed): the top half of a product with it is a hash of the key.
@@ -232,7 +233,7 @@ class PublishedImage:
         Raises:
             StoreError: A file of it is not what its manifest says, or there is no room.
         """
-        for t, _, bucket, records in self._rows.read_buckets(snapshot):
+        for t, _, bucket, records in read_buckets(self._rows, snapshot):
             self.store.stage_records(self._commits + 1, t, bucket, records)
         self._commit()
         self._number = number

@@ -14,7 +14,7 @@ import socket
 import weakref
 from pathlib import Path
 
-from embertide.trainer.errors import TrainerError
+from embertide.trainer.errors import FinalError
 
 LOCK_FILE = "publisher.lock"
 # A file system without locks: the folder can be used, and says so.
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _held: dict[Path, tuple[int, int]] = {}
 
 
-class LockedError(TrainerError):
+class LockedError(FinalError):
     """Another process publishes to the folder; the message names it."""
 
 

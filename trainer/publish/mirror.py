@@ -6,32 +6,41 @@ those after the older one take as many bytes: so what is fetched stays within ab
 changes, and the folder within four times the model. Two snapshots are kept.
 """
 
+import contextlib
 import dataclasses
 import logging
 import shutil
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from embertide._common.background import describe
+from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.publish.download import (
     fetch_delta,
     fetch_snapshot,
     fetch_whole,
+    read_manifest,
 )
 from embertide.trainer.publish.folder import (
     MANIFEST,
+    NoRoomError,
     Publication,
     PublicationError,
     VersionId,
     needing_room,
 )
 from embertide.trainer.publish.lock import FolderLock, LockedError
+from embertide.trainer.publish.origin import FolderOrigin
+from embertide.trainer.publish.snapshot import read_manifest as read_own_manifest
 from embertide.trainer.publish.storage import DamagedError, Storage, StorageError
 
 PROMOTED = "promoted.json"
 _KEPT = 2
 _SAID_EVERY_S = 60.0
 _LONGEST_PAUSE_S = 30.0
+_LONGEST_FULL_S = 5.0  # with a drive without room
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +63,17 @@ class _Delta:
     bytes: int
 
 
+class MixedError(ConfigurationError):
+    """A folder mirrors something else: versions of two runs in one cannot be told apart."""
+
+
+def _mixed(folder: Path, mine: str, theirs: str) -> str:
+    return (
+        f"{folder} has {mine}, and is to have {theirs}: give another folder (of `embertide serve`, "
+        "--directory), or delete this one first"
+    )
+
+
 class Mirror:
     """Brings a folder up to what storage has. For one thread."""
 
@@ -62,16 +82,21 @@ class Mirror:
 
         Raises:
             LockedError: Another process writes to the folder.
+            MixedError: The folder mirrors another URL.
         """
         self.storage = storage
         self.publication = publication
         self.stats = MirrorStats()
+        self._is_same = False  # what the folder has, and what storage has
         try:
             self._lock = FolderLock(publication.path)
         except LockedError as error:
             raise LockedError(
-                f"{publication.path} is in use: a mirror needs a folder of its own"
+                f"{publication.path} is in use: give the mirror a folder of its own"
             ) from error
+        said = FolderOrigin.read(publication.path)
+        if said.storage not in ("", storage.url):
+            raise MixedError(_mixed(publication.path, said.storage, storage.url))
         self._deltas: dict[VersionId, _Delta] = {}
         for version in publication.deltas():
             try:
@@ -102,13 +127,37 @@ class Mirror:
         Raises:
             StorageError: Storage failed; what has arrived is there.
             NoRoomError: The drive is full.
+            MixedError: Storage has another model than the folder.
         """
         with needing_room(self.publication.path):
+            self._prove_same()
             self._snapshot()
             self._versions()
             fetch_whole(self.storage, PROMOTED, self.publication.path / PROMOTED)
             self._prune()
         self.stats.rounds += 1
+
+    def _prove_same(self) -> None:
+        """Have the folder say what it is a mirror of, once it is known that it is of that."""
+        if self._is_same:
+            return
+        model = ""
+        for version in reversed(self.storage.names("snapshots")):
+            with contextlib.suppress(DamagedError):  # `_snapshot` says it
+                found = read_manifest(self.storage, version)
+                if found is not None:
+                    model = str(found[0]["model"])
+                    break
+        mine = self.publication.snapshots()
+        if not model:
+            return
+        if mine:
+            path = self.publication.snapshot_path(mine[-1])
+            before = str(read_own_manifest(path)["model"])
+            if before != model:
+                raise MixedError(_mixed(self.publication.path, f"model {before!r}", repr(model)))
+        FolderOrigin(model=model, storage=self.storage.url).write(self.publication.path)
+        self._is_same = True
 
     def _snapshot(self) -> None:
         mine = self.publication.snapshots()
@@ -164,6 +213,11 @@ class Mirror:
         self.stats.damaged += 1
         log.error("%s; it is asked for again, or a newer snapshot leads past it", error)
 
+    @staticmethod
+    def _longest_pause_s(error: Exception) -> float:
+        # Looking for room asks nothing of storage, and room is used soon once it is there.
+        return _LONGEST_FULL_S if isinstance(error, NoRoomError) else _LONGEST_PAUSE_S
+
     def run(
         self, every_s: float, ended: threading.Event, show: Callable[[MirrorStats], None]
     ) -> None:
@@ -173,12 +227,20 @@ class Mirror:
             try:
                 self.round()
                 pause_s = every_s
-            except (StorageError, PublicationError, OSError) as error:
+            except MixedError:
+                raise
+            except Exception as error:  # the barrier: nodes need the rounds after this one
                 self.stats.failures += 1
-                pause_s = min(max(2 * pause_s, 1.0), _LONGEST_PAUSE_S)
+                pause_s = min(max(2 * pause_s, 1.0), self._longest_pause_s(error))
                 if time.monotonic() - said >= _SAID_EVERY_S:
                     said = time.monotonic()
-                    log.warning("%s; trying again in %.0f s", error, pause_s)
+                    foreseen = isinstance(error, StorageError | PublicationError | OSError)
+                    log.warning(
+                        "%s; trying again in %.0f s",
+                        describe(error),
+                        pause_s,
+                        exc_info=not foreseen,
+                    )
             show(self.stats)
 
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import redis
 
 from embertide import _store
-from embertide.trainer.errors import TrainerError
+from embertide.trainer.errors import FinalError
 from embertide.trainer.publish.folder import Publication, sync_folder, write_synced
 
 FILE = "promoted.json"
@@ -43,7 +43,7 @@ return 1
 log = logging.getLogger(__name__)
 
 
-class PromotionError(TrainerError):
+class PromotionError(FinalError):
     """The record cannot be read or changed; the message names the file and what to do."""
 
 
@@ -227,7 +227,8 @@ class PromotionRecord:
             now = self.read()
             if revision is not None and now.revision != revision:
                 raise StaleDecisionError(
-                    f"{self._path} has revision {now.revision}, the decision was made on {revision}"
+                    f"{self._path} has revision {now.revision}, the decision was made on "
+                    f"{revision}: decide again"
                 )
             yield now
 

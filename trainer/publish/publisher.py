@@ -17,9 +17,12 @@ from collections.abc import Iterable, Iterator
 import redis
 
 from embertide import _store
-from embertide.trainer.errors import TrainerError
+from embertide._common.redis_url import cause_of
+from embertide._common.room import RoomWatch
+from embertide.trainer.errors import FinalError
 from embertide.trainer.publish.bus import Bus, BusError, BusStats, Keys, connect
 from embertide.trainer.publish.folder import (
+    NoRoomError,
     Publication,
     PublicationError,
     VersionId,
@@ -46,7 +49,7 @@ _MAX_PAUSE_S = 5.0
 log = logging.getLogger(__name__)
 
 
-class SupersededError(TrainerError):
+class SupersededError(FinalError):
     """Another publisher has taken the lineage; this one must stop."""
 
 
@@ -146,6 +149,7 @@ class Publisher:
             LockedError: Without a bus: a publisher in another process has the folder.
         """
         self.publication = publication
+        self._room = RoomWatch(publication.path)
         self.schema_id = schema_id
         self.stats = PublisherStats()
         self._channel = channel
@@ -174,7 +178,7 @@ class Publisher:
         try:
             return bus.take_lineage(floor)
         except redis.RedisError as error:
-            raise BusError(f"Redis cannot be used: {error}") from error
+            raise BusError(f"Redis {cause_of('--bus', error)}") from error
 
     def owed(self, since: int, until: int | None = None) -> Owed:
         """Return what other publishers sent after version number `since`.
@@ -276,16 +280,19 @@ class Publisher:
         commit.committed_ms = self._first_clock_ms()
         commit.dense_id = dense_id(dense)
         bus = self._check_lineage()
-        self._note(version, watermark_ms, commit.committed_ms)
-        with needing_room(self.publication.path):
-            written = self.publication.writing(self._channel)
-            try:
-                with self._channel.together():
-                    for batch in self._batches(version, changes):
-                        written.add(batch)
-            except BaseException:
-                written.close()
-                raise
+        with self._watching():
+            with needing_room(self.publication.path), self._channel.together():
+                self._room.check()
+            self._note(version, watermark_ms, commit.committed_ms)
+            with needing_room(self.publication.path):
+                written = self.publication.writing(self._channel)
+                try:
+                    with self._channel.together():
+                        for batch in self._batches(version, changes):
+                            written.add(batch)
+                except BaseException:
+                    written.close()
+                    raise
         return Outgoing(
             version=version,
             file=file,
@@ -302,9 +309,11 @@ class Publisher:
             NoRoomError: The drive is full; the version is not there, nor anything of it.
         """
         file, commit = outgoing.file, outgoing.file.commit
-        with contextlib.closing(outgoing.written) as written:
+        with self._watching(), contextlib.closing(outgoing.written) as written:
             with needing_room(self.publication.path):
                 self.publication.write_delta(outgoing.version, outgoing.dense, file, written)
+            sizes = (each.delta_bytes for each in file.partitions)
+            self._room.fits(sum(sizes, len(outgoing.dense)))
             self.newest = outgoing.version
             self._committed_ms = commit.committed_ms
             self._dense_id = commit.dense_id
@@ -314,6 +323,15 @@ class Publisher:
             if outgoing.bus is not None:
                 self._send(outgoing.bus, file, written)
         return outgoing.version
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Note that the drive is full, once what was written in vain is gone."""
+        try:
+            yield
+        except NoRoomError:
+            self._room.full()
+            raise
 
     def _batches(
         self, version: VersionId, changes: Iterable[Change]

@@ -16,7 +16,7 @@ from typing import Any
 
 from embertide import _store
 from embertide.trainer.config import FeatureConfig, ModelConfig
-from embertide.trainer.errors import TrainerError
+from embertide.trainer.errors import FinalError
 from embertide.trainer.publish.bins import Bins, from_text, to_text
 from embertide.trainer.publish.folder import (
     MANIFEST,
@@ -34,8 +34,10 @@ CONFIG = "dense/config.json"
 _BUCKET_FIELDS = ("path", "table", "bucket", "version", "rows", "bytes", "crc32c")
 
 
-class SnapshotError(TrainerError):
+class SnapshotError(FinalError):
     """A snapshot cannot be written or read; the message names the path."""
+
+    remedy = "`embertide snapshot verify` tells what is whole; give another folder"
 
 
 def dense_id(tensors: bytes) -> str:

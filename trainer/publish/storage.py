@@ -13,7 +13,6 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,10 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
 from embertide import _store
+from embertide._common.quoting import without_secrets
 from embertide.trainer.errors import ConfigurationError, TrainerError
 from embertide.trainer.publish.folder import VersionId
+from embertide.trainer.threads import Workers
 
 OPTIONS = "EMBERTIDE_STORAGE_OPTIONS"
 _AT_ONCE = 4  # objects on their way, each with at most `_PARTS` parts in memory
@@ -47,6 +48,8 @@ class StorageError(TrainerError):
 
 class DamagedError(StorageError):
     """An object is not what its commit, manifest or checkpoint says."""
+
+    remedy = "bring it back from a copy; the newest version that is whole is taken"
 
 
 def is_url(place: str) -> bool:
@@ -73,13 +76,18 @@ def _options() -> dict[str, str]:
         ) from error
 
 
+def _words(error: Exception) -> str:
+    """Return what the library says of an error, less its report of the cause, which is for Rust."""
+    return without_secrets(str(error).partition("\n")[0])[:_MOST_WORDS]
+
+
 class Storage:
     """A publication's objects. May be used by several threads.
 
     Memory: four objects at once, each with 16 MiB at most.
 
     Attributes:
-        url: What was given.
+        url: What was given, without what may be a secret in it.
     """
 
     def __init__(self, url: str) -> None:
@@ -88,23 +96,24 @@ class Storage:
         Raises:
             ConfigurationError: The URL, or an option, is none that the library knows.
         """
-        self.url = url.rstrip("/")
+        self._place = url.rstrip("/")
+        self.url = without_secrets(self._place)
         self._store: Any = self._open()
-        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="storage")
+        self._workers = Workers("storage", _AT_ONCE)
 
     def _open(self) -> Any:
         client = {**_CLIENT, "allow_http": self._plain()}
         options: dict[str, Any] = _options()
-        if self.url.startswith("file://"):
-            return from_url(self.url, mkdir=True)
+        if self._place.startswith("file://"):
+            return from_url(self._place, mkdir=True, automatic_cleanup=True)
         try:
             open_url: Any = from_url  # of each service's own types
             return open_url(
-                self.url, config=options or None, client_options=client, retry_config=_RETRIES
+                self._place, config=options or None, client_options=client, retry_config=_RETRIES
             )
         except (BaseError, ValueError, TypeError) as error:
             raise ConfigurationError(
-                f"{self.url} cannot be opened ({str(error)[:_MOST_WORDS]}): give "
+                f"{self.url} cannot be opened ({_words(error)}): give "
                 "s3://BUCKET/PREFIX, and check the variables of its credentials"
             ) from error
 
@@ -126,7 +135,7 @@ class Storage:
             # Credentials may have been replaced.
             with contextlib.suppress(ConfigurationError):
                 self._store = self._open()
-            raise StorageError(f"{self.url}/{key}: {str(error)[:_MOST_WORDS]}") from error
+            raise StorageError(f"{self.url}/{key}: {_words(error)}") from error
 
     # --- one object -------------------------------------------------------------------------------
 
@@ -177,7 +186,9 @@ class Storage:
             except FileNotFoundError:
                 return None
             if found.meta["size"] > _MOST_BYTES:
-                raise StorageError(f"{self.url}/{key} has {found.meta['size']:,} bytes")
+                raise StorageError(
+                    f"{self.url}/{key} has {found.meta['size']:,} bytes; give another prefix"
+                )
             return bytes(found.bytes())
 
     def exists(self, key: str) -> bool:
@@ -228,7 +239,7 @@ class Storage:
 
         When this returns or raises, none is under way.
         """
-        doing = [self._pool.submit(job) for job in jobs]
+        doing = [self._workers.submit(job) for job in jobs]
         failures = [each.exception() for each in doing]
         for failure in failures:
             if failure is not None:
@@ -263,4 +274,9 @@ class Storage:
         if not keys:
             return
         with self._asking(keys[0]):
-            obstore.delete(self._store, keys)
+            try:
+                obstore.delete(self._store, keys)
+            except FileNotFoundError:  # of a folder of this machine, which goes no further then
+                for key in keys:
+                    with contextlib.suppress(FileNotFoundError):
+                        obstore.delete(self._store, key)

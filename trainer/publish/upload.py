@@ -23,9 +23,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from embertide.trainer.errors import TrainerError
+from embertide._common.background import BackgroundTask, describe, tend
+from embertide.trainer.data.journal import journal_lines
+from embertide.trainer.errors import FinalError, TrainerError
 from embertide.trainer.publish.folder import CHECKPOINT, COMMIT, MANIFEST, Publication, VersionId
 from embertide.trainer.publish.mirror import PROMOTED
+from embertide.trainer.publish.origin import ORIGIN
 from embertide.trainer.publish.storage import Storage, StorageError
 
 LINEAGES = "lineages"
@@ -38,11 +41,12 @@ _LAST = {
 _LOOK_EVERY_S = 0.2
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _SAID_EVERY_S = 60.0
+_STOP_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
-class OvertakenError(TrainerError):
+class OvertakenError(FinalError):
     """Another trainer publishes under the same URL now."""
 
 
@@ -76,49 +80,41 @@ class UploadOptions:
 
 
 class _Lane:
-    """A thread that looks, again and again. `whole_at`: when it last found nothing left to do.
+    """A task that looks, again and again. `whole_at`: when it last found nothing left to do.
 
-    `look` says whether it left nothing.
+    `look` says whether it left nothing. Whatever it raises is counted, said, and tried again, but
+    that another trainer publishes there.
     """
 
     def __init__(self, name: str, look: Callable[[], bool], stats: UploadStats) -> None:
         self._look = look
         self._stats = stats
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.whole_at = time.monotonic()
-        self.error: TrainerError | None = None  # with which it ended
+        self.error: OvertakenError | None = None  # with which it ended
         self.failure = ""  # of the last look, if it failed
+        self.task = BackgroundTask(
+            name,
+            self._round,
+            expected=(TrainerError, OSError),
+            pause_s=_FIRST_PAUSE_S,
+            pause_s_max=_LONGEST_PAUSE_S,
+        )
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def end(self, timeout_s: float) -> None:
-        self._end.set()
-        self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        pause_s, said = _FIRST_PAUSE_S, -_SAID_EVERY_S
-        while not self._end.is_set():
-            began = time.monotonic()
-            try:
-                whole = self._look()
-            except OvertakenError as error:
-                self.error = error
-                return
-            except (TrainerError, OSError) as error:
-                self._stats.failures += 1
-                self.failure = str(error)
-                if time.monotonic() - said >= _SAID_EVERY_S:
-                    said = time.monotonic()
-                    log.warning("%s; training goes on, and it is tried again", error)
-                self._end.wait(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            else:
-                pause_s, self.failure = _FIRST_PAUSE_S, ""
-                if whole:
-                    self.whole_at = began
-                self._end.wait(_LOOK_EVERY_S)
+    def _round(self, _stop: threading.Event) -> float | None:
+        began = time.monotonic()
+        try:
+            whole = self._look()
+        except OvertakenError as error:
+            self.error = error
+            return None
+        except BaseException as error:
+            self._stats.failures += 1
+            self.failure = describe(error)
+            raise
+        self.failure = ""
+        if whole:
+            self.whole_at = began
+        return _LOOK_EVERY_S
 
 
 class Uploader:
@@ -140,6 +136,8 @@ class Uploader:
         self._read_names()
         self._lineage = 0
         self._promoted = b""
+        self._beside: dict[str, bytes] = {}  # journals and the like, as storage has them
+        self._beside_lock = threading.Lock()
         self._put: set[str] = set()  # objects of the version on its way, by lane's own names
         self._then: list[tuple[float, Callable[[], None]]] = []
         self._lock = threading.Lock()
@@ -220,6 +218,7 @@ class Uploader:
         promoted = path.read_bytes() if path.is_file() else b""
         for version in self._publication.deltas():
             if version not in self._whole["deltas"]:
+                self._put_beside()
                 done = self._bring("deltas", version, self._publication.delta_path(version))
                 self.stats.versions += done
         if promoted != self._promoted:
@@ -237,9 +236,7 @@ class Uploader:
                 both.append(self._whole["checkpoints"])
             if all(version in each for each in both):
                 continue
-            for log_file in (self._publication.log, self._publication.set_aside):
-                if log_file.is_file():
-                    self._put_file(log_file.name, log_file)
+            self._put_logs()
             if len(both) > 1:
                 self._bring("checkpoints", version, folder)
             snapshot = self._publication.snapshot_path(version)
@@ -263,9 +260,7 @@ class Uploader:
         after = [v for v in self._publication.deltas() if base.number < v.number <= newest.number]
         if base not in self._whole["snapshots"] or not self._whole["deltas"].issuperset(after):
             return False
-        for log_file in (self._publication.log, self._publication.set_aside):
-            if log_file.is_file():
-                self._put_file(log_file.name, log_file)
+        self._put_logs()
         folder = self._publication.path / "increments" / newest.folder
         if not self._bring("increments", newest, folder):
             return False
@@ -273,6 +268,33 @@ class Uploader:
         for version in sorted(self._names["increments"] - {newest}):
             self._remove("increments", version)
         return True
+
+    def _put_logs(self) -> None:
+        self._put_beside()
+        for log_file in (self._publication.log, self._publication.set_aside):
+            if log_file.is_file():
+                self._put_file(log_file.name, log_file)
+
+    def _put_beside(self) -> None:
+        """Bring over what decides about versions that the folder has, before these.
+
+        Journals are on the drive before a version relies on them, so what is read here after the
+        version is there has all that it needs.
+        """
+        folder = self._publication.path
+        with self._beside_lock:
+            found = {
+                name: "".join(f"{line}\n" for line in lines).encode()
+                for name, lines in journal_lines(folder).items()
+            }
+            if (folder / ORIGIN).is_file():
+                found[ORIGIN] = (folder / ORIGIN).read_bytes()
+            for name, data in found.items():
+                if self._beside.get(name) != data:
+                    self.storage.put_bytes(name, data)
+                    self._beside[name] = data
+                    self.stats.bytes += len(data)
+                    self.stats.objects += 1
 
     def _put_file(self, key: str, path: Path) -> None:
         self.stats.bytes += self.storage.put(key, path)
@@ -354,6 +376,7 @@ class Uploader:
         """
         waited = 0.0
         while True:
+            tend()  # should a lane's thread not have started
             for lane in self._lanes:
                 if lane.error is not None:
                     raise lane.error
@@ -377,7 +400,7 @@ class Uploader:
             _Lane("upload-snapshots", self._look_for_snapshots, self.stats),
         ]
         for lane in self._lanes:
-            lane.start()
+            lane.task.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -389,13 +412,14 @@ class Uploader:
         """
         began = time.monotonic()
         while min(lane.whole_at for lane in self._lanes) <= began:
+            tend()
             failed = [lane.error for lane in self._lanes if lane.error is not None]
             if failed or time.monotonic() - began > self._options.end_s:
                 break
             time.sleep(_LOOK_EVERY_S / 4)
         behind = min(lane.whole_at for lane in self._lanes) <= began
         for lane in self._lanes:
-            lane.end(timeout_s=5)
+            lane.task.stop(_STOP_S)
         if not behind:
             for _, then in self._then:
                 then()

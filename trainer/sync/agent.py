@@ -30,6 +30,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from embertide._common.terminal import say
 from embertide.trainer.sync.launch import run
 
 _FAILED = 1
@@ -53,7 +54,7 @@ def kill_children() -> None:
 
 def _end_without_host() -> None:
     """End this process, whose main thread waits for a machine that is gone."""
-    print(f"the pod of index 0 has not answered for {_ANSWER_S:.0f} s", file=sys.stderr, flush=True)
+    say(f"the pod of index 0 has not answered for {_ANSWER_S:.0f} s", err=True)
     kill_children()
     os._exit(_FAILED)
 
@@ -153,7 +154,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return run(arguments)
     except RendezvousError as error:
-        print(f"the pods of this run do not meet: {error or type(error).__name__}", file=sys.stderr)
+        say(f"the pods of this run do not meet: {error or type(error).__name__}", err=True)
         return _FAILED
 
 

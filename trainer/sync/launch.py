@@ -7,11 +7,14 @@ and restarts failed ranks up to `--max-restarts=N` times ([supervisor.py](superv
 """
 
 import ctypes
+import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
 
+from embertide._common.terminal import say
+from embertide.trainer.sync import verdict
 from embertide.trainer.sync.supervisor import supervise
 
 # The pods of a job may be scheduled minutes apart; torchrun would give up after one.
@@ -69,6 +72,8 @@ def run(arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
 
+    # Whom it ends and why, in torch's words: `say` below has the same, where it is news.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     os.environ[_AGENT] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # else torchrun warns of it at length
     index = os.environ.get("JOB_COMPLETION_INDEX")
@@ -78,8 +83,8 @@ def run(arguments: Sequence[str]) -> int:
         main(list(arguments))
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
-        if failure.exitcode != 2:  # a configuration error has said what it is
-            print(error, file=sys.stderr)
+        if failure.exitcode != 2 and not verdict.is_left(error):  # else it is said what it is
+            say(str(error), err=True)
         return failure.exitcode if failure.exitcode > 0 else _SIGNALLED - failure.exitcode
     except SignalException as error:
         return _SIGNALLED + int(error.sigval)

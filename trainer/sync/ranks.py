@@ -207,7 +207,9 @@ class Ranks:
         try:
             store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
         except (RuntimeError, ValueError) as error:
-            raise RankLostError(f"the ranks cannot meet: {error}") from error
+            raise RankLostError(
+                f"the ranks cannot meet: {error}; see that all run and reach the first"
+            ) from error
         # Each start of the group by one agent meets apart from those before it.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return cls(rank, size, dist.PrefixStore(f"embertide/{attempt}", store), timeout_s)

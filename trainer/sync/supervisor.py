@@ -15,9 +15,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
+
+from embertide._common.reporting import fail
+from embertide._common.terminal import say
+from embertide.trainer.sync import verdict
 
 _SIGNALLED = 128
 """Exit code of a process that a signal ended, as shells give it: this and the signal's number."""
@@ -43,6 +49,7 @@ class Supervisor:
         self._command = command
         self._restarts = restarts
         self._of_many = of_many
+        self._verdict = Path()
         self._told: signal.Signals | None = None
         self._agent: subprocess.Popen[bytes] | None = None
 
@@ -50,12 +57,15 @@ class Supervisor:
         """Run agents until one need not be followed; return the exit code for this process.
 
         0: all events are learned. 2: a configuration error, which no restart repairs. 143: told to
-        stop; there is a checkpoint. Others: the ranks failed more often than is allowed.
+        stop; there is a checkpoint. Others: what no restart repairs either, which is said here once
+        for all ranks; or the ranks failed more often than is allowed.
         """
         signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         before = {each: signal.signal(each, self._tell) for each in signals}
         try:
-            return self._run()
+            with tempfile.TemporaryDirectory(prefix="embertide-") as folder:
+                self._verdict = Path(folder) / "verdict"
+                return self._run()
         finally:
             for each, handler in before.items():
                 signal.signal(each, handler)
@@ -66,23 +76,26 @@ class Supervisor:
             began = time.monotonic()
             code = self._run_agent()
             lasted_s = time.monotonic() - began
+            if (found := verdict.read(self._verdict)) is not None:
+                failure, as_json = found
+                fail(failure.message, failure.status, as_json=as_json)
+                return failure.status
             if self._told is not None or code in (0, _CONFIGURATION):
                 return code
             if code == _STOPPED:
                 if not self._of_many:
                     return code
-                print("another pod was told to stop; starting again", file=sys.stderr, flush=True)
+                say("another pod was told to stop; starting again", err=True)
                 continue
             if lasted_s >= _SETTLED_S:
                 left = self._restarts
             if left == 0:
                 return code
             left -= 1
-            print(
+            say(
                 f"the ranks failed ({code}) after {lasted_s:.0f} s; starting again, "
                 f"{left} of {self._restarts} restarts left",
-                file=sys.stderr,
-                flush=True,
+                err=True,
             )
 
     def _run_agent(self) -> int:
@@ -90,7 +103,9 @@ class Supervisor:
         # are killed, it is killed, and its ranks with it: told to stop, they would publish one more
         # version, beside those of a command that is started in our place.
         self._agent = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", *self._command], start_new_session=True
+            ["setpriv", "--pdeathsig", "KILL", *self._command],
+            start_new_session=True,
+            env=os.environ | {verdict.ENVIRONMENT: str(self._verdict)},
         )
         if self._told is not None:  # before there was an agent to tell
             self._agent.send_signal(self._told)

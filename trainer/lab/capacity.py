@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from embertide._store import CacheTrace, StoreError
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.eval.cache import write_picture
+from embertide.trainer.eval.picture import write_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,8 +18,8 @@ from embertide.trainer.data.base import Batch, DerivedSource, EventSource
 from embertide.trainer.data.history import for_requests
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.eval.cache import write_picture
 from embertide.trainer.eval.metrics import DAY_HOURS, HOUR_MS, Array, day_name, entropy
+from embertide.trainer.eval.picture import write_picture
 from embertide.trainer.eval.published import PublishedModel
 from embertide.trainer.eval.scored import score_events
 from embertide.trainer.loop import Trainer

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embertide.trainer.eval.cache import write_picture
-from embertide.trainer.eval.transform_search import Outcome
+from embertide.trainer.eval.picture import write_picture
+from embertide.trainer.lab.transform_search import Outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,7 +14,7 @@ _NAMED = 4
 
 
 def draw(picture: "Figure", outcome: Outcome, output: Path) -> None:
-    """Draw into a picture of `cache.new_picture`, and write it.
+    """Draw into a picture of `new_picture`, and write it.
 
     Raises:
         ConfigurationError: It cannot be written.

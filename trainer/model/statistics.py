@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from embertide.trainer.errors import ConfigurationError, TrainerError
+from embertide.trainer.errors import ConfigurationError, FinalError
 from embertide.trainer.model.layers import Columns
 from embertide.trainer.sync.ranks import Ranks
 
@@ -55,7 +55,7 @@ class Statistics:
             self._compiled = {name: buffer.clone() for name, buffer in integers.items()}
         for name, buffer in integers.items():
             if not torch.equal(buffer, self._compiled[name]):
-                raise TrainerError(
+                raise FinalError(
                     f"buffer {name} of the net has changed, and versions carry fp32 buffers alone:"
                     " make it one, or leave it as it was at the start"
                 )

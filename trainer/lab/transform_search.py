@@ -30,9 +30,9 @@ from embertide.trainer.data.base import EventSource
 from embertide.trainer.data.history import with_columns
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.eval.dense_clusters import Description, describe
 from embertide.trainer.eval.learned import learned
 from embertide.trainer.eval.metrics import auc, log_loss
+from embertide.trainer.lab.dense_clusters import Description, describe
 from embertide.trainer.learner import Learner, NotFiniteError
 
 BLOCKS = 20
