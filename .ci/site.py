@@ -50,7 +50,7 @@ REFERENCE: dict[str, tuple[str, dict[str, str]]] = {
             "embertide.trainer.embedding.store.EmbeddingStore": (
                 "members: [forward, pool, bring, step, stats]"
             ),
-            "embertide.trainer.embedding.bags.Bags": "members: [of]",
+            "embertide.trainer.data.bags.Bags": "members: [of]",
             "embertide.trainer.embedding.collection.EmbeddingBagCollection": (
                 "members: [forward, step, load]"
             ),

@@ -1,9 +1,10 @@
 """Make wheels that serve and train where no compiler is: `make wheel`.
 
 A wheel has the Python packages, `_store`, the Triton backend and the dense plugin (backends/), the
-node without Triton (bin/), the presets' dense nets, compiled (programs/), and what the Debian
-packages of the libraries that it brings say of their licences (licences/). torch is not in it: the
-dense plugin finds that of the environment, whose version the wheel's extra names.
+server in front of Triton and the node without it (bin/), the presets' dense nets, compiled
+(programs/), and what the Debian packages of the libraries that it brings say of their licences
+(licences/). torch is not in it: the dense plugin finds that of the environment, whose version the
+wheel's extra names.
 """
 
 import argparse
@@ -160,7 +161,7 @@ def main() -> None:
         shutil.rmtree(serving / name, ignore_errors=True)
     component = ("--component", "serving", "--strip", "--prefix", serving)
     _run("cmake", "--install", given.built, *component)
-    binaries = [*(serving / "backends" / "embertide").iterdir(), serving / "bin" / "embertide_node"]
+    binaries = [*(serving / "backends" / "embertide").iterdir(), *(serving / "bin").iterdir()]
     copy_licences(binaries, serving / "licences")
     compile_presets(serving / "programs")
     for python in given.python:

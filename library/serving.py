@@ -1,18 +1,29 @@
 """`serve`: a node on this machine, as a context manager."""
 
 import contextlib
+import logging
 import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from embertide._common.private import own_folder
 from embertide.client import AsyncClient, Client
-from embertide.server.adapters import triton
+from embertide.server.adapters.kept_server import KeptInBackground
 from embertide.server.adapters.process import free_ports
-from embertide.server.adapters.schema import schema_of
+from embertide.server.adapters.schema import model_of, schema_of
+from embertide.server.adapters.silence import DEFAULT_S, SilenceWatch, check_bound
+from embertide.server.adapters.triton import (
+    ModelOptions,
+    ServerOptions,
+    TritonServer,
+    find_backends,
+    write_model,
+)
 from embertide.server.cli.snapshot import newest_snapshot
 
 __all__ = ["Served", "serve"]
+_log = logging.getLogger(__name__)
 
 
 class Served:
@@ -20,17 +31,23 @@ class Served:
 
     Attributes:
         model: Its model's name.
-        grpc: host:port of KServe v2 over gRPC; `http`: over HTTP.
+        grpc: host:port of KServe v2 over gRPC.
+        http: The same over HTTP; None: it is closed.
         metrics: URL of Prometheus' page.
         log: What tritonserver says.
     """
 
     def __init__(
-        self, model: str, server: triton.TritonServer, started: contextlib.ExitStack
+        self,
+        model: str,
+        server: TritonServer,
+        kept: KeptInBackground,
+        started: contextlib.ExitStack,
     ) -> None:
-        """Take what runs; closing `started` ends it."""
-        self.model, self._server, self._started = model, server, started
-        self.grpc, self.http = server.grpc, server.http
+        """Take what runs, and what watches it; closing `started` ends both."""
+        self.model, self._server, self._kept, self._started = model, server, kept, started
+        self.grpc = server.grpc
+        self.http = server.http if server.options.http_port is not None else None
         self.metrics = f"http://{server.options.host}:{server.options.metrics_port}/metrics"
         self.log = server.options.log
 
@@ -52,8 +69,24 @@ class Served:
         self._started.close()
 
     def alive(self) -> bool:
-        """Return whether the process runs."""
+        """Return whether the process runs: one that ended is started again within two seconds."""
+        self._kept.unwatched()  # where there was no thread for that, there may be one now
         return self._server.alive()
+
+    @property
+    def unwatched(self) -> str:
+        """Why one that ends is not started again now, as a thread is lacking; empty: it is."""
+        return self._kept.unwatched()
+
+    @property
+    def restarts(self) -> int:
+        """Times that it ended and was started again; each is logged as a warning."""
+        return self._server.restarts
+
+    @property
+    def silences(self) -> int:
+        """Times that it was ended as it stood still: it ran, and answered nobody."""
+        return self._server.silences
 
     def client(self, **settings: Any) -> Client:
         """Return a client of it; the caller closes it."""
@@ -67,7 +100,7 @@ class Served:
 def serve(
     path: Path | str,
     *,
-    model: str = "news",
+    model: str | None = None,
     kind: Literal["ranking", "lookup"] = "ranking",
     bus: str | None = None,
     host: str = "127.0.0.1",
@@ -79,39 +112,50 @@ def serve(
     ddr_budget_bytes: int = 1 << 30,
     ssd_budget_bytes: int = 0,
     folder: Path | str | None = None,
+    triton: Path | str | None = None,
+    front: Literal["own", "triton"] = "own",
     start_timeout_s: float = 3600.0,
+    silent_s: float = DEFAULT_S,
 ) -> Served:
     """Serve a snapshot, or a publication as it grows, until `stop` or the end of the context.
 
-    A tritonserver was started and is ready when this returns. `embertide serve` has more options,
-    and nodes that share a model.
+    A tritonserver was started and is ready when this returns; one that ends is started again.
+    `embertide serve` has more options, and nodes that share a model.
 
     Args:
         path: The folder that `train`, `embertide train` or `embertide import` wrote.
-        model: Its name in Triton.
+        model: Its name in Triton; None: the name that it has.
         kind: "ranking" gives scores, "lookup" embeddings.
         bus: URL of the trainer's Redis; None: a publication's files are followed.
         host: Address to listen on.
-        grpc_port: None, as for the others: one that is free.
-        http_port: Of KServe v2 over HTTP.
+        grpc_port: None, as for `metrics_port`: one that is free.
+        http_port: With front "triton", of KServe v2 over HTTP, which one request of a stranger can
+            end; None: closed.
         metrics_port: Of Prometheus' page.
         instances: Requests that are answered at a time.
         threads: Of an instance, which share a request's samples.
         ddr_budget_bytes: For rows, index and versions in memory.
         ssd_budget_bytes: For rows that memory does not hold; 0: none.
         folder: Of the log, the model repository and the SSD tier; None: one that goes with it.
+        triton: The tritonserver to start, or the folder that it is installed in; None: what
+            EMBERTIDE_TRITON names, or else that of the wheel.
+        front: Who answers callers: "own" is embertide_server over Triton's core, "triton" is
+            tritonserver's own front end.
         start_timeout_s: That loading may take.
+        silent_s: A server that is ready, and then answers nobody for so long, is ended and started
+            again; 0: never. One that is loading or busy is left alone.
 
     Raises:
         ProcessError: There is nothing to serve, Triton or the backend is missing, a port is in use,
             the model does not load; the message says what to do. No process is left behind.
     """
+    check_bound(silent_s)
     with contextlib.ExitStack() as stack:
         if folder is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="embertide-"))
-        directory, source = Path(folder), Path(path)
+        directory, source = own_folder(Path(folder)), Path(path)
         snapshot = newest_snapshot(source)
-        options = triton.ModelOptions(
+        options = ModelOptions(
             snapshot=source if snapshot == source else None,
             publication=None if snapshot == source else source,
             bus=bus,
@@ -123,22 +167,30 @@ def serve(
             ssd_directory=directory / "ssd" if ssd_budget_bytes else None,
             schema=schema_of(snapshot),
         )
+        model = model_of(snapshot) if model is None else model
         repository = directory / "models"
-        triton.write_model(repository, model, options)
-        free = iter(free_ports(3))
-        ports = [next(free) if p is None else p for p in (grpc_port, http_port, metrics_port)]
+        write_model(repository, model, options)
+        free = iter(free_ports(2))
+        ports = [next(free) if p is None else p for p in (grpc_port, metrics_port)]
         server = stack.enter_context(
-            triton.TritonServer(
-                triton.ServerOptions(
+            TritonServer(
+                ServerOptions(
                     repository=repository,
-                    backends=triton.find_backends(),
+                    backends=find_backends(),
                     log=directory / "node.log",
+                    triton=None if triton is None else Path(triton),
+                    front=front,
                     host=host,
                     grpc_port=ports[0],
-                    http_port=ports[1],
-                    metrics_port=ports[2],
+                    http_port=http_port,
+                    metrics_port=ports[1],
                     start_timeout_s=start_timeout_s,
                 )
             )
         )
-        return Served(model, server, stack.pop_all())
+        version = server.version()
+        if repaired := server.advice(version):
+            _log.warning("tritonserver %s: %s", version, repaired)
+        watch = SilenceWatch(server, model, silent_s)
+        kept = stack.enter_context(KeptInBackground(server, _log.warning, watch))
+        return Served(model, server, kept, stack.pop_all())

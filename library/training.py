@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from embertide.server.adapters.triton import find_programs
-from embertide.trainer.commands.inputs import check_model, open_input, preset_for, rates_for
+from embertide.trainer.commands.inputs import check_model, open_input, run_for
+from embertide.trainer.commands.pace import pace_of
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.data.limit import FirstEvents
@@ -60,7 +61,7 @@ def train(
         data: What `embertide train --data` takes, or a source of events; None: `hours` say it.
         folder: Of the publication.
         events: Read the first ones alone; None: all.
-        hours: In place of data: length of a made-up stream of news, to try things out.
+        hours: In place of data: length of a synthetic stream of news, to try things out.
         bus: URL of a Redis that nodes follow; None: versions go by files alone.
         program_cache: A folder of compiled dense nets; None: the user's, or a checkout's build/.
         allow_change: Settings that may differ from the checkpoint's, as "optimizer.name".
@@ -75,17 +76,19 @@ def train(
         source = open_input(data, events, hours, 1, group=path.resolve().name)
     else:
         source = data if events is None else FirstEvents(data, events)
+    pace = None
     if isinstance(run, RunConfig):
         check_model(run.model, source)
     else:
-        model = preset_for(run, source)
-        run = RunConfig(model=model, optimizer=rates_for(model))
+        pace = pace_of(source, data if isinstance(data, str) else None)
+        run = run_for(run, source)
     trainer = Trainer(
         run,
         Publication(path),
         bus=bus,
         program_cache=find_programs() if program_cache is None else Path(program_cache),
         allow_change=allow_change,
+        cadence=pace,
     )
     trainer.fit(source, progress=progress)
     days = trainer.state.prequential.daily_summaries()

@@ -1,5 +1,8 @@
-# A node: tritonserver (the wheel's), the backend and `embertide serve`.
+# A node: tritonserver, the backend, the server in front of it and `embertide serve`.
 #   docker build -f k8s/images/node.Dockerfile -t embertide/node:0.1.0 .
+# The server is that of the wheel, or of the base where TRITON says in which folder (docs/install.md):
+#   docker build --build-arg BASE=nvcr.io/nvidia/tritonserver:26.08-py3 \
+#     --build-arg TRITON=/opt/tritonserver -f k8s/images/node.Dockerfile -t embertide/node:0.1.0 .
 # A release names it by digest: --build-arg BASE=docker.io/library/debian@sha256:... (docs/security.md).
 ARG BASE=docker.io/library/debian:12
 
@@ -24,20 +27,29 @@ RUN python3 -m venv /opt/embertide && export PATH=/opt/embertide/bin:$PATH && \
     pip install -q --no-cache-dir --no-deps /wheels/*.whl && pip check
 RUN cmake -S . -B build/cpp -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_BUILD_TESTS=OFF \
       -DEMBERTIDE_TORCH="$(echo /opt/embertide/lib/python3*/site-packages/torch)" >/dev/null && \
-    cmake --build build/cpp --target triton_embertide embertide_dense_plugin && \
-    cp -r build/cpp/backends /opt/embertide/
+    cmake --build build/cpp --target triton_embertide embertide_dense_plugin embertide_server && \
+    cp -r build/cpp/backends /opt/embertide/ && cp build/cpp/embertide_server /opt/embertide/bin/
+# What of the base all this loads: its packages have other names in each release.
+RUN k8s/images/packages.sh /opt/embertide/backends/embertide/*.so /opt/embertide/bin/embertide_server \
+      $(find /opt/embertide/lib/python3*/site-packages/embertide -name '*.so') \
+      >/opt/embertide/packages
 
 FROM ${BASE}
+ARG TRITON
+COPY --from=install /opt/embertide/packages /opt/embertide/packages
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ca-certificates python3 \
-      libaio1 libb64-0d libgrpc++1.51 libhiredis0.14 libisal2 libprotobuf32 liburing2 && \
+      $(cat /opt/embertide/packages) && \
     rm -rf /var/lib/apt/lists/* && useradd --uid 10001 embertide
 COPY --from=install /opt/embertide /opt/embertide
-ENV PATH=/opt/embertide/bin:$PATH EMBERTIDE_BACKENDS=/opt/embertide/backends
-# An image that lacks a library is not built.
-RUN site=$(echo /opt/embertide/lib/python3*/site-packages) && \
-    LD_LIBRARY_PATH=$site/nvidia_pytriton.libs ldd /opt/embertide/backends/embertide/*.so \
-      "$site/pytriton/tritonserver/bin/tritonserver" >/tmp/ldd && \
-    ! grep 'not found' /tmp/ldd && rm /tmp/ldd && embertide serve --help >/dev/null
+ENV EMBERTIDE_SERVER=/opt/embertide/bin/embertide_server
+ENV PATH=/opt/embertide/bin:$PATH EMBERTIDE_BACKENDS=/opt/embertide/backends EMBERTIDE_TRITON=$TRITON
+# An image that lacks a library, or whose server does not start, is not built.
+RUN ldd /opt/embertide/backends/embertide/*.so $EMBERTIDE_SERVER >/tmp/ldd && ! grep 'not found' /tmp/ldd && \
+    rm /tmp/ldd && embertide serve --help >/dev/null && \
+    python -c "from embertide.server.adapters.installation import find_installation as find; \
+      print(find().binary, find().version())"
 ENV HOME=/tmp
 USER 10001:10001
+# A base may have one of its own.
+ENTRYPOINT []
 CMD ["embertide", "serve", "--help"]

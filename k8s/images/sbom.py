@@ -26,6 +26,7 @@ from cyclonedx.output.json import JsonV1Dot6
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from debian.copyright import Copyright, MachineReadableFormatError, NotMachineReadableError
+from inside import parts
 from packageurl import PackageURL
 from packaging.utils import canonicalize_name
 
@@ -148,6 +149,27 @@ def debian_licences(path: Path) -> list[License]:
     return [licences.make_with_name(name) for name in sorted(names - {""})]
 
 
+def inside(names: set[str] | None = None, place: Path | None = None) -> Iterator[Component]:
+    """What the installed wheels bring inside (inside.py), each with its wheel and the evidence.
+
+    Args:
+        names: the wheels, in their canonical form; None: all.
+        place: the folder of packages; None: this interpreter's.
+    """
+    for part in parts(names, None if place is None else [str(place)]):
+        yield Component(
+            type=ComponentType.LIBRARY,
+            name=part.name,
+            version=part.version,
+            bom_ref=f"inside:{part.wheel}:{part.file}:{part.name}={part.version}",
+            properties=[
+                Property(name="embertide:in", value=f"{part.wheel} {part.file}"),
+                Property(name="embertide:evidence", value=part.evidence),
+            ],
+            purl=PackageURL(type="generic", name=part.name, version=part.version),
+        )
+
+
 def wheel() -> Bom:
     """The wheel and what its extras `train` and `serve` install, of the locked versions."""
     files = [ROOT / "requirements" / f"{name}.txt" for name in ("node", "trainer", "torch")]
@@ -156,14 +178,20 @@ def wheel() -> Bom:
         for file in files
         for name in re.findall(r"^([\w.-]+)==", file.read_text(), re.MULTILINE)
     }
-    return python_packages(Path(sys.executable), locked)
+    bom = python_packages(Path(sys.executable), locked)
+    for each in inside(locked):
+        bom.components.add(each)
+    return bom
 
 
 def image(root: Path) -> Bom:
-    """An image, from its files: the Python packages of /opt/embertide and Debian's."""
+    """An image, from its files: Python packages of /opt/embertide and their insides, Debian's."""
     bom = python_packages(root / "opt" / "embertide")
     for each in debian_packages(root):
         bom.components.add(each)
+    for place in (root / "opt" / "embertide" / "lib").glob("python3*/site-packages"):
+        for each in inside(place=place):
+            bom.components.add(each)
     return bom
 
 

@@ -5,7 +5,6 @@ Public and stable; docs/client.md has examples. The modules below it are not.
 
 from embertide.client.aio import AsyncClient
 from embertide.client.bins import Bins
-from embertide.client.calling import Settings, Tls
 from embertide.client.errors import (
     ClientError,
     DeadlineError,
@@ -17,6 +16,7 @@ from embertide.client.errors import (
 )
 from embertide.client.results import Answer, Degraded, Looked, Ranked, Source
 from embertide.client.schema import Feature, Schema
+from embertide.client.settings import Settings, Tls
 from embertide.client.sync import Client
 from embertide.client.tables import text_keys
 

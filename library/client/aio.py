@@ -1,35 +1,30 @@
 """The client for asyncio."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, overload
 
 import numpy as np
-import tenacity
-import tritonclient.grpc.aio
 from numpy.typing import NDArray
-from tritonclient.utils import InferenceServerException
+from tritonclient.grpc import service_pb2
 
-from embertide.client.calling import (
-    AgainError,
-    Call,
-    Calling,
-    Reply,
-    Settings,
-    Work,
-    check_kind,
-    chosen,
-)
+from embertide.client.call import Call, Event, Tries
+from embertide.client.calling import Calling
 from embertide.client.errors import VersionGoneError
 from embertide.client.requests import Request, read
 from embertide.client.results import Looked, Ranked
 from embertide.client.schema import Schema
+from embertide.client.settings import Settings
+from embertide.client.work import Reply, Work, check_kind, chosen
 
 
 class AsyncClient:
     """Ranking and lookup models in Triton, asked over gRPC (KServe v2). Of one event loop.
 
-    An asynchronous context manager; its arguments are those of `Client`, and so are its calls.
+    An asynchronous context manager; its arguments are those of `Client`, and so are its calls. A
+    task that is cancelled, as by `asyncio.wait_for`, waits no longer; its request goes on in the
+    node, and its answer is dropped.
 
     Raises:
         ValueError: An endpoint or a setting is none.
@@ -38,7 +33,6 @@ class AsyncClient:
     def __init__(self, endpoints: str | Sequence[str], **settings: Any) -> None:
         """Name the endpoints; nothing is sent yet."""
         self._calling = Calling(endpoints, Settings(**settings))
-        self._servers: list[tritonclient.grpc.aio.InferenceServerClient] = []
         self._schemas: dict[str, Schema] = {}
         self._learning = asyncio.Lock()
 
@@ -51,9 +45,8 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; calls that are under way fail."""
-        for server in self._servers:
-            await server.close()
+        """Take no more calls; connections end with the last call that is under way."""
+        await asyncio.to_thread(self._calling.close)
 
     def counters(self) -> dict[str, int]:
         """Return what was counted since the start (docs/client.md, Counters)."""
@@ -165,28 +158,26 @@ class AsyncClient:
         answer: Looked[Any] = await self._run(call, work)
         return answer
 
-    def _server(self, at: int) -> tritonclient.grpc.aio.InferenceServerClient:
-        # Channels belong to the loop that runs when they are made.
-        if not self._servers:
-            connection = self._calling.settings.connection()
-            self._servers = [
-                tritonclient.grpc.aio.InferenceServerClient(each, **connection)
-                for each in self._calling.endpoints
-            ]
-        return self._servers[at]
-
     # --- sending ----------------------------------------------------------------------------------
 
     async def _schema(self, call: Call) -> Schema:
         known = self._schemas.get(call.model)
-        if known is not None:
-            return known
-        async with self._learning:
-            if call.model not in self._schemas:
-                said = await self._try(call, "get_model_config", False, call.model, as_json=True)
-                given = self._calling.settings.schemas.get(call.model)
-                self._schemas[call.model] = Schema.of(said["config"], given)
-        return self._schemas[call.model]
+        if known is None:
+            try:
+                await asyncio.wait_for(self._learning.acquire(), max(0.0, call.left_s()))
+            except TimeoutError:
+                raise call.late() from None
+            try:
+                known = self._schemas.get(call.model)
+                if known is None:
+                    request = service_pb2.ModelConfigRequest(name=call.model)
+                    said = await self._ask(call, "ModelConfig", request)
+                    known = Schema.told(said, call.model, self._calling.settings.schemas)
+                    self._schemas[call.model] = known
+            finally:
+                self._learning.release()
+        call.known = True
+        return known
 
     async def _run(self, call: Call, work: Work) -> Any:
         self._calling.count("calls")
@@ -200,10 +191,11 @@ class AsyncClient:
             return await self._once(call, work)
 
     async def _once(self, call: Call, work: Work) -> Any:
-        requests = work.requests()
+        most_bytes = self._calling.settings.max_answer_bytes
+        requests = work.requests(None, most_bytes)
         replies = [await self._send(call, work, requests[0])]
         if len(requests) > 1:
-            requests = work.requests(int(replies[0].parameters["version"]))
+            requests = work.requests(replies[0].said.version, most_bytes)
             room = asyncio.Semaphore(self._calling.settings.concurrency)
 
             async def send(request: Request) -> Reply:
@@ -219,34 +211,29 @@ class AsyncClient:
         return work.result(requests, replies, call)
 
     async def _send(self, call: Call, work: Work, request: Request) -> Reply:
-        outputs = [tritonclient.grpc.InferRequestedOutput(name) for name in work.outputs]
-        pinned = "version" in request.parameters
-        result = await self._try(
-            call,
-            "infer",
-            pinned,
-            call.model,
-            work.tensors(request),
-            outputs=outputs,
-            parameters=dict(request.parameters),
-        )
-        return Reply.of(result, work.outputs)
+        everywhere = work.version is not None
+        said = await self._ask(call, "ModelInfer", work.message(request), everywhere=everywhere)
+        return work.reply(request, said)
 
-    async def _try(self, call: Call, verb: str, pinned: bool, *words: Any, **named: Any) -> Any:
-        """Call a method of tritonclient's until it answers."""
-        tries, failure = 0, None
-        try:
-            async for attempt in tenacity.AsyncRetrying(**call.policy()):
-                with attempt:
-                    arguments = call.arguments(failure)
-                    tries += 1
-                    at = self._calling.at
-                    try:
-                        server = self._server(at)
-                        return await getattr(server, verb)(*words, **named, **arguments)
-                    except InferenceServerException as error:
-                        failure = call.failed(error, at, pinned, failure)
-                        raise failure from error
-        except AgainError as error:
-            raise call.gave_up(error, tries) from error
-        raise AssertionError("tenacity ends with a value or an error")
+    async def _ask(self, call: Call, rpc: str, message: Any, *, everywhere: bool = False) -> Any:
+        """Return the answer to a message; whoever cancels this cancels no request."""
+        loop, inbox = asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+        def deliver(event: Event) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+                loop.call_soon_threadsafe(inbox.put_nowait, event)
+
+        steps = Tries(call, rpc, message, deliver, everywhere=everywhere).steps()
+        with contextlib.closing(steps):
+            try:
+                wait_s = next(steps)
+                while True:
+                    event = None
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(max(0.0, wait_s)):
+                            event = await inbox.get()
+                    if event is None and not inbox.empty():  # it came as the time was up
+                        event = inbox.get_nowait()
+                    wait_s = steps.send(event)
+            except StopIteration as answered:
+                return answered.value

@@ -283,8 +283,12 @@ def _numbers(table: Table, common: Mapping[str, Any], name: str) -> NDArray[np.f
 # --- requests -------------------------------------------------------------------------------------
 
 
-def cut(columns: Columns, version: int | None = None) -> list[Request]:
+def cut(
+    columns: Columns, version: int | None = None, max_answer_bytes: int | None = None
+) -> list[Request]:
     """Return the requests of a call, each within the model's bounds, in the order of the samples.
+
+    Answers are at most `max_answer_bytes` long, too, if that is given.
 
     Raises:
         InputError: One sample alone is beyond them.
@@ -298,7 +302,7 @@ def cut(columns: Columns, version: int | None = None) -> list[Request]:
     build = _jagged if jagged else _rectangular
     return [
         Request(begin, end, build(columns, starts, begin, end), parameters, lengths_BF[begin:end])
-        for begin, end in _ranges(columns, lengths_BF, jagged)
+        for begin, end in _ranges(columns, lengths_BF, jagged, max_answer_bytes)
     ]
 
 
@@ -319,7 +323,7 @@ def _lengths(columns: Columns) -> NDArray[np.int64]:
 
 
 def _ranges(
-    columns: Columns, lengths_BF: NDArray[np.int64], jagged: bool
+    columns: Columns, lengths_BF: NDArray[np.int64], jagged: bool, max_answer_bytes: int | None
 ) -> Iterator[tuple[int, int]]:
     schema = columns.schema
     most = schema.max_samples if jagged else min(schema.max_batch, schema.max_samples)
@@ -328,7 +332,8 @@ def _ranges(
     # As the node counts: embeddings, which scores are made from, a source a key, scores, version.
     bytes_B = 4 * np.where(pooled_F, dims_F, lengths_BF * dims_F).sum(axis=1)
     bytes_B += lengths_BF.sum(axis=1) + 4 * len(schema.heads) + 8
-    bounds = ((lengths_BF.sum(axis=1), schema.max_keys), (bytes_B, schema.max_output_bytes))
+    most_bytes = min(schema.max_output_bytes, max_answer_bytes or schema.max_output_bytes)
+    bounds = ((lengths_BF.sum(axis=1), schema.max_keys), (bytes_B, most_bytes))
     for (each_B, bound), what in zip(bounds, ("keys", "bytes of output"), strict=True):
         if (each_B > bound).any():
             row = int(np.flatnonzero(each_B > bound)[0])

@@ -2,11 +2,14 @@
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from embertide._common.kserve import AnswerError
+from embertide._common.quoting import shown
 
 T = TypeVar("T")
 
@@ -96,22 +99,74 @@ class Looked(Answer, Generic[T]):
     embeddings: T
 
 
+_INT64 = range(2**63)
+_MOST_NAME = 256
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """The parameters of one response."""
+
+    version: int
+    watermark_ms: int
+    staleness_ms: int | None
+    plan_epoch: int
+    node: str
+    degraded_keys: int
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any], keys: int) -> "Said":
+        """Read them; the response is of so many keys.
+
+        Raises:
+            AnswerError: One is missing, or is none.
+        """
+
+        def number(name: str, least: int | None = None) -> int | None:
+            value = parameters.get(name, least)
+            if value is None and name not in parameters:
+                return None
+            # A watermark may be before 1970.
+            fits = type(value) is int and (value in _INT64 or name == "watermark_ms")
+            if not fits:
+                raise AnswerError(f"its parameter {name!r} is {shown(value)}")
+            return int(value)
+
+        version, watermark_ms = number("version"), number("watermark_ms")
+        if version is None or watermark_ms is None:
+            missing = "version" if version is None else "watermark_ms"
+            raise AnswerError(f"its parameter {missing!r} is missing")
+        node, degraded_keys = parameters.get("node"), number("degraded_keys", 0) or 0
+        if type(node) is not str or len(node) > _MOST_NAME:
+            raise AnswerError(f"its parameter 'node' is {shown(node)}")
+        if degraded_keys > keys:
+            raise AnswerError(f"{degraded_keys} keys are degraded, of {keys}")
+        return cls(
+            version=version,
+            watermark_ms=watermark_ms,
+            staleness_ms=number("staleness_ms"),
+            plan_epoch=number("plan_epoch", 0) or 0,
+            node=node,
+            degraded_keys=degraded_keys,
+        )
+
+
 def facts_of(
-    said: list[Mapping[str, Any]],
+    said: Sequence[Said],
     *,
     keys: int,
     sources: Mapping[str, NDArray[np.uint8]] | None,
     tries: int,
 ) -> dict[str, Any]:
-    """Return the fields of `Answer`, from the parameters of the responses."""
-    degraded = sum(int(each.get("degraded_keys", 0)) for each in said)
-    ages = [int(each["staleness_ms"]) for each in said if "staleness_ms" in each]
+    """Return the fields of `Answer`, from what the responses say."""
+    degraded = sum(each.degraded_keys for each in said)
+    ages = [each.staleness_ms for each in said if each.staleness_ms is not None]
     return {
-        "version": int(said[0]["version"]),
-        "watermark_ms": int(said[0]["watermark_ms"]),
+        "version": said[0].version,
+        "watermark_ms": said[0].watermark_ms,
         "staleness_ms": max(ages) if ages else None,
-        "plan_epoch": max(int(each.get("plan_epoch", 0)) for each in said),
-        "nodes": tuple(sorted({str(each["node"]) for each in said})),
+        "plan_epoch": max(each.plan_epoch for each in said),
+        "nodes": tuple(sorted({each.node for each in said})),
         "degraded": Degraded(keys=degraded, of=keys) if degraded else None,
         "sources": sources,
         "requests": len(said),

@@ -5,11 +5,19 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from google.protobuf import json_format
+
+from embertide._common.quoting import shown
 from embertide.client.bins import Bins
 from embertide.client.errors import ClientError
 
 # What the backend takes where the configuration says nothing (docs/serving.md, Parameters).
 _MAX_SAMPLES, _MAX_KEYS, _MAX_OUTPUT_BYTES = 4096, 1 << 18, 256 << 20
+# Of what a server tells; beyond them it is none of ours.
+_COUNTS = range(1, 1 << 40)
+_MOST_COLUMNS, _MOST_DIM, _MOST_EDGE = 1 << 16, 1 << 20, 3.5e38
+_OF_FEATURE = {"name", "dim", "pooling", "weighed", "made"}
+_POOLINGS = ("sum", "mean", "none")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,45 +97,159 @@ class Schema:
         name = str(config.get("name", ""))
         if config.get("backend") != "embertide":
             backend = config.get("backend") or config.get("platform")
-            raise ClientError(f"model {name!r} is of backend {backend!r}: KServe v2 alone asks it")
-        said = {key: value.get("string_value", "") for key, value in config["parameters"].items()}
-        told = given or json.loads(said.get("schema") or "{}")
-        if not told:
             raise ClientError(
-                f"model {name!r} does not tell its features: start it by `embertide serve` of this "
-                f"release, or give schemas={{{name!r}: ...}} (docs/serving.md, Schema)"
+                f"model {name!r} is of backend {shown(backend)}: KServe v2 alone asks it"
             )
-        bins = {each["feature"]: _bins(each) for each in told.get("bins", ())}
-        features = [Feature(**each, bins=bins.get(each["name"])) for each in told["features"]]
-        dense = told.get("dense", {})
-        names = dense.get("names")
-        return cls(
-            model=name,
-            ranking=said.get("kind") == "ranking",
-            features=tuple(features),
-            dense=None if names is None else tuple(names),
-            dense_columns=int(dense.get("columns", 0)),
-            dense_made=int(dense.get("made", 0)),
-            max_batch=int(config.get("max_batch_size", 1)),
-            max_samples=int(said.get("max_samples", _MAX_SAMPLES)),
-            max_keys=int(said.get("max_keys", _MAX_KEYS)),
-            max_output_bytes=int(said.get("max_output_bytes", _MAX_OUTPUT_BYTES)),
-            lengths=_named(config["input"], "LENGTHS", "NUMKEYS"),
-            output=_named(config["output"], "SCORE", "EMBEDDING", "OUTPUT0"),
-            heads=_heads(told.get("heads", ()), config["output"]),
+        try:
+            return _read(cls, name, config, given)
+        except _SchemaError as error:
+            raise ClientError(f"model {name!r} does not tell its columns right: {error}") from None
+
+    @classmethod
+    def told(
+        cls, response: Any, model: str, given: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> "Schema":
+        """Read a ModelConfigResponse to the question for `model`; `given` are schemas by model.
+
+        Raises:
+            ClientError: As of `of`, or it is of another model.
+        """
+        config = json_format.MessageToDict(response.config, preserving_proto_field_name=True)
+        if response.config.name != model:
+            raise ClientError(
+                f"model {model!r} was asked for, and the server told of "
+                f"{shown(response.config.name)}"
+            )
+        return cls.of(config, (given or {}).get(model))
+
+
+class _SchemaError(ValueError):
+    """What a model tells cannot be right; the message says what."""
+
+
+def _read(
+    cls: type[Schema], name: str, config: Mapping[str, Any], given: Mapping[str, Any] | None
+) -> Schema:
+    said = {key: value.get("string_value", "") for key, value in config["parameters"].items()}
+    told = dict(given) if given else _object(said.get("schema", ""))
+    if not told:
+        raise ClientError(
+            f"model {name!r} does not tell its features: start it by `embertide serve` of this "
+            f"release, or give schemas={{{name!r}: ...}} (docs/serving.md, Schema)"
         )
+    dense = _field(told, "dense", dict, {})
+    columns = _number(dense, "columns", 0, range(_MOST_COLUMNS + 1))
+    names = _names(dense, "names") if dense.get("names") is not None else None
+    if names is not None and len(names) != columns:
+        raise _SchemaError(f"dense has {columns} columns, and {len(names)} names")
+    inputs, outputs = (
+        [str(tensor.get("name")) for tensor in config.get(kind, ())] for kind in ("input", "output")
+    )
+    return cls(
+        model=name,
+        ranking=said.get("kind") == "ranking",
+        features=_features(told, columns, names),
+        dense=names,
+        dense_columns=columns,
+        dense_made=_number(dense, "made", 0, range(_MOST_COLUMNS + 1)),
+        max_batch=_number(config, "max_batch_size", 1, _COUNTS),
+        max_samples=_number(said, "max_samples", _MAX_SAMPLES, _COUNTS),
+        max_keys=_number(said, "max_keys", _MAX_KEYS, _COUNTS),
+        max_output_bytes=_number(said, "max_output_bytes", _MAX_OUTPUT_BYTES, _COUNTS),
+        lengths=_named(inputs, "LENGTHS", "NUMKEYS"),
+        output=_named(outputs, "SCORE", "EMBEDDING", "OUTPUT0"),
+        heads=_heads(_names(told, "heads"), outputs),
+    )
 
 
-def _bins(told: Mapping[str, Any]) -> Bins:
-    return Bins(dense=int(told["dense"]), edges=tuple(map(float, told["edges"])))
+def _object(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _SchemaError(f"its schema is no JSON: {shown(text)}") from None
+    if not isinstance(told, dict):
+        raise _SchemaError(f"its schema is {shown(told)}")
+    return told
 
 
-def _heads(told: Sequence[str], outputs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def _field(told: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = told.get(name, default)
+    if kind is list and isinstance(value, tuple):  # of a schema that the caller gives
+        value = list(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise _SchemaError(f"{name} is {shown(value)}")
+    return value
+
+
+def _number(told: Mapping[str, Any], name: str, default: int | None, allowed: range) -> int:
+    value = told.get(name, default)
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        value = int(value)
+    if type(value) is not int or value not in allowed:
+        raise _SchemaError(f"{name} is {shown(value)}")
+    return value
+
+
+def _names(told: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    names = _field(told, name, list, [])
+    wrong = [each for each in names if not isinstance(each, str) or not each]
+    if wrong or len({*names}) != len(names) or len(names) > _MOST_COLUMNS:
+        raise _SchemaError(f"{name} are {shown(names)}")
+    return tuple(names)
+
+
+def _features(
+    told: Mapping[str, Any], columns: int, dense: tuple[str, ...] | None
+) -> tuple[Feature, ...]:
+    bins = {}
+    for each in _field(told, "bins", list, []):
+        if not isinstance(each, dict):
+            raise _SchemaError(f"a bin is {shown(each)}")
+        bins[_field(each, "feature", str, None)] = _bins(each, columns, dense)
+    features = []
+    for each in _field(told, "features", list, []):
+        if not isinstance(each, dict):
+            raise _SchemaError(f"a feature is {shown(each)}")
+        unknown = sorted({*each} - _OF_FEATURE, key=str)
+        if unknown:
+            raise _SchemaError(
+                f"a feature has {shown(unknown[0])}, which this client does not know"
+            )
+        pooling = _field(each, "pooling", str, "sum")
+        if pooling not in _POOLINGS:
+            raise _SchemaError(f"pooling is {shown(pooling)}")
+        name = _field(each, "name", str, None)
+        features.append(
+            Feature(
+                name=name,
+                dim=_number(each, "dim", None, range(1, _MOST_DIM + 1)),
+                pooling=pooling,
+                weighed=_field(each, "weighed", bool, False),
+                made=_field(each, "made", bool, False),
+                bins=bins.pop(name, None),
+            )
+        )
+    names = {feature.name for feature in features}
+    if not features or len(names) != len(features) or len(features) > _MOST_COLUMNS or bins:
+        raise _SchemaError(f"features are {shown(told.get('features'))}, bins of {shown([*bins])}")
+    return tuple(features)
+
+
+def _bins(each: Mapping[str, Any], columns: int, dense: tuple[str, ...] | None) -> Bins:
+    within = range(_MOST_COLUMNS if dense is None and not columns else columns)
+    edges = _field(each, "edges", list, [])
+    numbers = all(type(edge) in (int, float) and abs(edge) < _MOST_EDGE for edge in edges)
+    if not numbers or sorted(edges) != edges or len(edges) > _MOST_COLUMNS:
+        raise _SchemaError(f"edges are {shown(edges)}")
+    return Bins(dense=_number(each, "dense", None, within), edges=tuple(map(float, edges)))
+
+
+def _heads(told: Sequence[str], outputs: Sequence[str]) -> tuple[str, ...]:
     """Return the heads that have an output: not all have where people write the configuration."""
-    there = {str(tensor["name"]) for tensor in outputs}
-    return (*told[:1], *(head for head in told[1:] if f"SCORE_{head}" in there)) or ("score",)
+    return (*told[:1], *(head for head in told[1:] if f"SCORE_{head}" in outputs)) or ("score",)
 
 
-def _named(tensors: Sequence[Mapping[str, Any]], *known: str) -> str:
-    there = [str(tensor["name"]) for tensor in tensors]
+def _named(there: Sequence[str], *known: str) -> str:
     return next((name for name in known if name in there), known[0])

@@ -1,30 +1,24 @@
 """The client for threads."""
 
 import concurrent.futures
+import contextlib
+import queue
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, overload
 
 import numpy as np
-import tenacity
-import tritonclient.grpc
 from numpy.typing import NDArray
-from tritonclient.utils import InferenceServerException
+from tritonclient.grpc import service_pb2
 
-from embertide.client.calling import (
-    AgainError,
-    Call,
-    Calling,
-    Reply,
-    Settings,
-    Work,
-    check_kind,
-    chosen,
-)
+from embertide.client.call import Call, Event, Tries
+from embertide.client.calling import Calling
 from embertide.client.errors import VersionGoneError
 from embertide.client.requests import Request, read
 from embertide.client.results import Looked, Ranked
 from embertide.client.schema import Schema
+from embertide.client.settings import Settings
+from embertide.client.work import Reply, Work, check_kind, chosen
 
 
 class Client:
@@ -43,11 +37,6 @@ class Client:
     def __init__(self, endpoints: str | Sequence[str], **settings: Any) -> None:
         """Name the endpoints; nothing is sent yet."""
         self._calling = Calling(endpoints, Settings(**settings))
-        connection = self._calling.settings.connection()
-        self._servers = [
-            tritonclient.grpc.InferenceServerClient(each, **connection)
-            for each in self._calling.endpoints
-        ]
         self._schemas: dict[str, Schema] = {}
         self._learning = threading.Lock()
         self._pool = concurrent.futures.ThreadPoolExecutor(
@@ -63,10 +52,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections; calls that are under way fail."""
+        """Take no more calls; connections end with the last call that is under way."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for server in self._servers:
-            server.close()
+        self._calling.close()
 
     def counters(self) -> dict[str, int]:
         """Return what was counted since the start (docs/client.md, Counters)."""
@@ -206,14 +194,20 @@ class Client:
 
     def _schema(self, call: Call) -> Schema:
         known = self._schemas.get(call.model)
-        if known is not None:
-            return known
-        with self._learning:
-            if call.model not in self._schemas:
-                said = self._try(call, "get_model_config", False, call.model, as_json=True)
-                given = self._calling.settings.schemas.get(call.model)
-                self._schemas[call.model] = Schema.of(said["config"], given)
-        return self._schemas[call.model]
+        if known is None:
+            if not self._learning.acquire(timeout=max(0.0, call.left_s())):
+                raise call.late()
+            try:
+                known = self._schemas.get(call.model)
+                if known is None:
+                    request = service_pb2.ModelConfigRequest(name=call.model)
+                    said = self._ask(call, "ModelConfig", request)
+                    known = Schema.told(said, call.model, self._calling.settings.schemas)
+                    self._schemas[call.model] = known
+            finally:
+                self._learning.release()
+        call.known = True
+        return known
 
     def _run(self, call: Call, work: Work) -> Any:
         self._calling.count("calls")
@@ -227,10 +221,11 @@ class Client:
             return self._once(call, work)
 
     def _once(self, call: Call, work: Work) -> Any:
-        requests = work.requests()
+        most_bytes = self._calling.settings.max_answer_bytes
+        requests = work.requests(None, most_bytes)
         replies = [self._send(call, work, requests[0])]
         if len(requests) > 1:
-            requests = work.requests(int(replies[0].parameters["version"]))
+            requests = work.requests(replies[0].said.version, most_bytes)
             sending = [self._pool.submit(self._send, call, work, each) for each in requests[1:]]
             try:
                 replies += [each.result() for each in sending]
@@ -240,34 +235,21 @@ class Client:
         return work.result(requests, replies, call)
 
     def _send(self, call: Call, work: Work, request: Request) -> Reply:
-        outputs = [tritonclient.grpc.InferRequestedOutput(name) for name in work.outputs]
-        pinned = "version" in request.parameters
-        result = self._try(
-            call,
-            "infer",
-            pinned,
-            call.model,
-            work.tensors(request),
-            outputs=outputs,
-            parameters=dict(request.parameters),
-        )
-        return Reply.of(result, work.outputs)
+        everywhere = work.version is not None
+        message = work.message(request)
+        return work.reply(request, self._ask(call, "ModelInfer", message, everywhere=everywhere))
 
-    def _try(self, call: Call, verb: str, pinned: bool, *words: Any, **named: Any) -> Any:
-        """Call a method of tritonclient's until it answers."""
-        tries, failure = 0, None
-        try:
-            for attempt in tenacity.Retrying(**call.policy()):
-                with attempt:
-                    arguments = call.arguments(failure)
-                    tries += 1
-                    at = self._calling.at
-                    try:
-                        server = self._servers[at]
-                        return getattr(server, verb)(*words, **named, **arguments)
-                    except InferenceServerException as error:
-                        failure = call.failed(error, at, pinned, failure)
-                        raise failure from error
-        except AgainError as error:
-            raise call.gave_up(error, tries) from error
-        raise AssertionError("tenacity ends with a value or an error")
+    def _ask(self, call: Call, rpc: str, message: Any, *, everywhere: bool = False) -> Any:
+        """Return the answer to a message; wait for it here."""
+        inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        steps = Tries(call, rpc, message, inbox.put, everywhere=everywhere).steps()
+        with contextlib.closing(steps):
+            try:
+                wait_s = next(steps)
+                while True:
+                    event = None
+                    with contextlib.suppress(queue.Empty):
+                        event = inbox.get(timeout=max(0.0, wait_s))
+                    wait_s = steps.send(event)
+            except StopIteration as answered:
+                return answered.value

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from embertide._common.quoting import shown
 from embertide.client.errors import InputError
 
 _REMEDY = "keys are 64-bit integers, as the trainer got them"
@@ -97,6 +98,7 @@ class _Arrow:
         return list(self.table.schema.names)
 
     def column(self, name: str) -> Any:
+        _check_once(name, self.names)
         column = self.table.column(name)
         # A Table's column is of chunks.
         return column.combine_chunks() if hasattr(column, "combine_chunks") else column
@@ -130,7 +132,8 @@ class _Pandas:
         return [str(name) for name in self.frame.columns]
 
     def column(self, name: str) -> Any:
-        return _of_series(self.frame[name])
+        _check_once(name, self.names)
+        return _of_series(self.frame.iloc[:, self.names.index(name)])
 
     def scores(self, scores_B: NDArray[np.float32], name: str) -> Any:
         return sys.modules["pandas"].Series(scores_B, index=self.frame.index, name=name)
@@ -138,6 +141,14 @@ class _Pandas:
     def embeddings(self, by_name: dict[str, Any]) -> Any:
         columns = {name: list(rows) for name, rows in by_name.items()}
         return sys.modules["pandas"].DataFrame(columns, index=self.frame.index)
+
+
+def _check_once(name: str, names: Sequence[str]) -> None:
+    """Refuse a column of a name that two have: nobody knows which one is meant."""
+    if names.count(name) > 1:
+        raise InputError(
+            f"column {name!r} is there {names.count(name)} times; give it once, or rename one"
+        )
 
 
 def _is_series(column: Any) -> bool:
@@ -174,12 +185,14 @@ def open_table(features: Any) -> Table:
     )
 
 
-def text_keys(values: Sequence[str | None]) -> NDArray[np.int64]:
+def text_keys(values: Any) -> NDArray[np.int64]:
     """Return the keys, [N], that a column of text has in events: xxh3_64, read as signed.
 
+    `values` are a sequence, a numpy array, a pandas Series, or an array of pyarrow.
+
     The trainer hashes a column of text so, whatever it holds: a column of numbers that was text in
-    the events is text in requests. A missing text (None, NaN) has the key of the empty one, as in
-    events.
+    the events is text in requests. A missing text (None, NaN, NA) has the key of the empty one, as
+    in events.
 
     Raises:
         InputError: A value is no text.
@@ -188,12 +201,16 @@ def text_keys(values: Sequence[str | None]) -> NDArray[np.int64]:
 
     if _is_series(values):
         values = _of_series(values)
+    elif _is_arrow(values):
+        values = values.to_pylist()
+    if isinstance(values, (str, bytes)) or not isinstance(values, (Sequence, np.ndarray)):
+        raise InputError(f"{shown(values)} is no column of text; give a list of texts, or an array")
     texts: list[str] = []
     for row, value in enumerate(values):
         if not (isinstance(value, str) or _is_missing(value)):
-            raise InputError(f"row {row}: {value!r} is no text; integers are keys as they are")
+            raise InputError(f"row {row}: {shown(value)} is no text; integers are keys as they are")
         texts.append(value if isinstance(value, str) else "")
-    hashes = (xxhash.xxh3_64_intdigest(text.encode()) for text in texts)
+    hashes = (xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")) for text in texts)
     return np.fromiter(hashes, np.uint64, len(texts)).view(np.int64)
 
 
@@ -239,7 +256,7 @@ def floats_of(what: str, column: Any) -> NDArray[np.float32]:
     except (TypeError, ValueError):
         values = enumerate(column)
         row, bad = next((b for b in values if not _is_number(b[1])), (0, column))
-        raise InputError(f"{what}, row {row}: {bad!r} is no number") from None
+        raise InputError(f"{what}, row {row}: {shown(bad)} is no number") from None
     if numbers.ndim != 1:
         raise InputError(f"{what} has shape {list(numbers.shape)}; give one number a sample")
     with np.errstate(over="ignore"):
@@ -255,7 +272,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, (float, np.floating)) and bool(np.isnan(value)))
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):  # pandas' own
+        return True
+    return isinstance(value, (float, np.floating)) and bool(np.isnan(value))
 
 
 def _is_whole(value: Any) -> bool:
@@ -293,7 +312,7 @@ def _flat(what: str, column: Any) -> tuple[Any, NDArray[np.int32] | None]:
         return column, None
     if not all(nested):
         row = nested.index(False)
-        raise InputError(f"{what}, row {row}: {column[row]!r} is no list, as other rows are")
+        raise InputError(f"{what}, row {row}: {shown(column[row])} is no list, as other rows are")
     lengths_B = np.fromiter(map(len, column), np.int32, len(column))
     whole = all(isinstance(value, np.ndarray) for value in column)
     flat = np.concatenate(column) if whole else [key for row in column for key in row]
@@ -343,12 +362,12 @@ def _integers(what: str, flat: Any, lengths_B: NDArray[np.int32] | None) -> NDAr
                 continue
             if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
                 raise InputError(
-                    f"{what}, {_row(at, lengths_B)}: {value!r} is no integer; {_REMEDY}"
+                    f"{what}, {_row(at, lengths_B)}: {shown(value)} is no integer; {_REMEDY}"
                     f"{_OF_TEXT if isinstance(value, str) else ''}"
                 )
             if not -(2**63) <= value < 2**64:
                 raise InputError(
-                    f"{what}, {_row(at, lengths_B)}: {value} does not fit 64 bits; {_REMEDY}"
+                    f"{what}, {_row(at, lengths_B)}: {shown(value)} does not fit 64 bits; {_REMEDY}"
                 )
         array = np.array([int(v) - 2**64 if v >= 2**63 else int(v) for v in values], np.int64)
     # A key is 64 bits, whatever their sign.
