@@ -20,7 +20,7 @@ from embertide.trainer.commands.cache_sim import show
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.trace import read_trace
 from embertide.trainer.errors import TrainerError
-from embertide.trainer.eval import cache
+from embertide.trainer.lab import cache
 
 _CONSOLE = Console(stderr=True, highlight=False)
 _SIZES = "0.1%,1%,10%"

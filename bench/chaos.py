@@ -11,6 +11,7 @@ from bench import report
 from bench.servers import BUILD, ROOT
 
 _ANSWERS, _ROUNDS, _VERSIONS_A_MINUTE = 10_000_000, 200, 100
+_FRONT_ROUNDS = 50
 _LATE_S = 2.0
 
 
@@ -21,10 +22,12 @@ def rows_of(said: Mapping[str, Any]) -> list[report.Row]:
     minutes = (rounds[-1]["began_s"] - rounds[0]["began_s"]) / 60 if len(rounds) > 1 else 0.0
     versions = sum(each["versions"] for each in rounds[:-1])
     right = [float(not each["violations"]) for each in rounds]
+    behind_front = float(len(rounds) >= _FRONT_ROUNDS and all(right))  # nodes have ours
     killed = [each for each in rounds if each["starts"]["node-0"] or each["starts"]["node-1"]]
     figures: list[tuple[str, str, list[float], str, float, str]] = [
         ("rounds", "count", [float(len(rounds))], "higher", _ROUNDS, "18.3"),
         ("rounds without a violation", "share", [sum(right) / len(right)], "higher", 1, "18.3"),
+        ("at least 50 rounds, none with a violation", "1: yes", [behind_front], "higher", 1, "B.5"),
         ("time to heal, median", "s", [each["heal_s"] for each in rounds], "lower", 0, ""),
         ("time to heal, longest", "s", [said["heal_s_longest"]], "lower", 0, ""),
         ("flipped messages", "count", [float(said["flipped_messages"])], "higher", 0, ""),

@@ -95,7 +95,6 @@ def _start_nodes(
                 repository=repository,
                 backends=BUILD / "cpp" / "backends",
                 log=folder / f"node-{n}.log",
-                http_port=next(ports),
                 grpc_port=next(ports),
                 metrics_port=next(ports),
                 explicit=True,
@@ -119,9 +118,9 @@ def start_fleet(
         ProcessError: A process does not start.
     """
     files = models.make(shape, BUILD)
-    port, control_port = free_ports(2)
+    (control_port,) = free_ports(1)
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log", port=port)))
+        redis = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log")))
         versions = Versions(folder / "publication", redis.url, shape, files, versions_per_s)
         control = f"127.0.0.1:{control_port}"
         words = ["--state", redis.url, "--model", shape.name, "--listen", control]

@@ -6,6 +6,7 @@ loop, each of a few threads sends its next request when it has the answer to the
 """
 
 import collections
+import contextlib
 import dataclasses
 import multiprocessing
 import threading
@@ -16,11 +17,12 @@ from typing import Any, Self
 
 import grpc
 import numpy as np
-import tritonclient.grpc
 from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2
 
 from bench import perf
 from bench.servers import BenchError
+from embertide._common import kserve
 
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _FAILED = -1
@@ -33,12 +35,7 @@ _ENTRY = np.dtype([("due", "f8"), ("sent", "f8"), ("ended", "f8"), ("version", "
 
 def encode(model: str, keys_BF: NDArray[np.int64]) -> bytes:
     """Return a request of a lookup model for EMBEDDING and VERSION, as gRPC sends it."""
-    messages = tritonclient.grpc.service_pb2
-    request = messages.ModelInferRequest(model_name=model)
-    request.inputs.add(name="KEYS", datatype="INT64", shape=keys_BF.shape)
-    request.raw_input_contents.append(np.ascontiguousarray(keys_BF).tobytes())
-    for name in ("EMBEDDING", "VERSION"):
-        request.outputs.add(name=name)
+    request = kserve.infer_request(model, {"KEYS": keys_BF}, ("EMBEDDING", "VERSION"))
     encoded: bytes = request.SerializeToString()
     return encoded
 
@@ -55,7 +52,7 @@ class Patience:
     Attributes:
         at_once: Requests on their way, at most: enough that one is free when a request falls due,
             while the server keeps the others waiting.
-        timeout_s: The deadline of a request.
+        timeout_s: Of a request, which says so; the client waits as long, and cancels nothing.
     """
 
     at_once: int = 16
@@ -114,13 +111,17 @@ class _Sender:
         self.clock = _Clock()
         self._timeout_s = patience.timeout_s
         self._failures: collections.Counter[str] = collections.Counter()
-        self._requests = requests
+        late = service_pb2.ModelInferRequest()
+        kserve.set_timeout(late, patience.timeout_s)
+        # Messages that are put together are one.
+        self._requests = [each + late.SerializeToString() for each in requests]
+        self._unheard: set[Any] = set()  # answers that came too late: gRPC cancels what nobody has
         self._lock = threading.Lock()
         self._log: list[tuple[float, float, float, int]] = []
-        self._channel = grpc.insecure_channel(address)
+        self._channel = grpc.insecure_channel(address, kserve.OPTIONS)
         self._infer: Any = self._channel.unary_unary(
             _METHOD,
-            response_deserializer=tritonclient.grpc.service_pb2.ModelInferResponse.FromString,
+            response_deserializer=service_pb2.ModelInferResponse.FromString,
         )
         self._threads = [
             threading.Thread(target=self._run, args=(n,)) for n in range(patience.at_once)
@@ -137,7 +138,9 @@ class _Sender:
             sent = time.time()
             version, failure = _FAILED, ""
             try:
-                version = _version(self._infer(request, timeout=self._timeout_s))
+                version = _version(self._ask(request))
+            except grpc.FutureTimeoutError:
+                failure = f"DEADLINE_EXCEEDED: no answer in {self._timeout_s} s"
             except grpc.RpcError as error:
                 failure = f"{error.code().name}: {error.details()}"
             with self._lock:
@@ -145,6 +148,15 @@ class _Sender:
                 if failure:
                     self._failures[failure] += 1
             self.clock.done()
+
+    def _ask(self, request: bytes) -> Any:
+        answer = self._infer.future(request)
+        try:
+            return answer.result(timeout=self._timeout_s)
+        except grpc.FutureTimeoutError:
+            with self._lock:
+                self._unheard = {each for each in self._unheard if not each.done()} | {answer}
+            raise
 
     def take(self) -> tuple[Log, collections.Counter[str]]:
         """Wait for the answers on their way; return the log and why requests failed.
@@ -161,6 +173,9 @@ class _Sender:
         self.clock.stop()
         for thread in self._threads:
             thread.join()
+        for answer in self._unheard:
+            with contextlib.suppress(grpc.RpcError, grpc.FutureTimeoutError):
+                answer.result(timeout=self._timeout_s)
         self._channel.close()
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from bench.shapes import SEED, Shape
 from embertide import _store
 from embertide.trainer.config import ModelConfig
-from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.data.keys import buckets_of
 from embertide.trainer.embedding.records import encode_rows
 from embertide.trainer.embedding.store import store_table
 from embertide.trainer.model.dlrm import Dlrm, Probability

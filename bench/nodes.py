@@ -11,7 +11,7 @@ import grpc
 import redis
 
 from bench.servers import BUILD, BenchError
-from embertide.server.adapters.process import Child, free_ports
+from embertide.server.adapters.process import Child, Stopped, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.v1 import node_pb2, node_pb2_grpc, plan_pb2
 
@@ -54,6 +54,60 @@ def make_plan(
         if hot_rows is not None and table["name"] in hot_rows:
             plan.hot_rows.add(table_id=table["id"], rows=hot_rows[table["name"]])
     return plan
+
+
+def publish_plan(url: str, model: str, plan: plan_pb2.Plan) -> None:
+    """Make a plan the first one of a model, in the Redis of plans."""
+    with redis.Redis.from_url(url) as client:
+        client.set(f"c:{{{model}}}:plan:1", plan.SerializeToString())
+        client.set(f"c:{{{model}}}:epoch", 1)
+
+
+class NodeProcess(Stopped):
+    """An embertide_node. A context manager: leaving it stops the process.
+
+    Attributes:
+        name: In the plan.
+        grpc: host:port, where peers and tools ask it.
+        process: That runs, or ran last.
+    """
+
+    def __init__(
+        self, name: str, address: str, publication: Path, state: str, log: Path, *words: object
+    ) -> None:
+        """Start it; does not wait.
+
+        Args:
+            name: In the plan.
+            address: In the plan.
+            publication: Where it takes the model from, and follows it.
+            state: Redis URL of the plan.
+            log: Of the process.
+            words: Further options.
+        """
+        self.name, self.grpc, self._log = name, address, log
+        self._command = [str(BUILD / "cpp" / "embertide_node"), "--publication", str(publication)]
+        self._command += ["--state", state, "--node", name, "--peer-address", address]
+        self._command += map(str, words)
+        self.process = Child(self._command, log=log)
+
+    def alive(self) -> bool:
+        """Return whether it runs."""
+        return self.process.alive()
+
+    def answers(self) -> bool:
+        """Return whether it answers at a version."""
+        with grpc.insecure_channel(self.grpc) as channel, contextlib.suppress(grpc.RpcError):
+            return Node(name=self.name, channel=channel).status().newest_pinned.number > 0
+        return False
+
+    def restart(self) -> None:
+        """Start it again, as it has ended; does not wait."""
+        self.process = Child(self._command, log=self._log)
+
+    def stop(self) -> int:
+        """Stop it and return its exit code."""
+        return self.process.stop()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,23 +193,20 @@ def start_nodes(
     folder.mkdir(parents=True, exist_ok=True)
     snapshot = sorted((publication / "snapshots").iterdir())[-1]
     model = json.loads((snapshot / "manifest.json").read_text())["model"]
-    port, *ports = free_ports(count + 1)
+    ports = free_ports(count)
     addresses = [f"127.0.0.1:{each}" for each in ports]
     with contextlib.ExitStack() as stack:
-        state = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log", port=port)))
+        state = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log")))
         plan = make(snapshot, addresses) if make else make_plan(snapshot, addresses, hot_rows)
-        with redis.Redis.from_url(state.url) as client:
-            client.set(f"c:{{{model}}}:plan:1", plan.SerializeToString())
-            client.set(f"c:{{{model}}}:epoch", 1)
+        publish_plan(state.url, model, plan)
         nodes = []
+        more = ["--peer-timeout-ms", "5000", *words, *(["--bus", bus] if bus else [])]
         for n, address in enumerate(addresses):
-            command = [str(BUILD / "cpp" / "embertide_node"), "--publication", str(publication)]
-            command += ["--state", state.url, "--node", f"node-{n}", "--peer-address", address]
-            command += ["--peer-timeout-ms", "5000", *words]
-            command += ["--bus", bus] if bus else []
-            stack.enter_context(Child(command, log=folder / f"node-{n}.log"))
+            name = f"node-{n}"
+            log = folder / f"{name}.log"
+            stack.enter_context(NodeProcess(name, address, publication, state.url, log, *more))
             channel = stack.enter_context(grpc.insecure_channel(address))
-            nodes.append(Node(name=f"node-{n}", channel=channel))
+            nodes.append(Node(name=name, channel=channel))
         for node in nodes:
             node.await_version(1)
         until = time.monotonic() + _START_S

@@ -19,7 +19,7 @@ from embertide.server.adapters.process import ProcessError, interrupt_on_signals
 from embertide.server.cli.chaos.faults import Fault
 from embertide.server.cli.chaos.options import ChaosOptions
 from embertide.server.cli.chaos.rounds import Chaos, Round, line
-from embertide.server.cli.refusals import DEFAULT_BACKENDS, DEFAULT_CACHE
+from embertide.server.cli.common_options import DEFAULT_BACKENDS, DEFAULT_CACHE
 
 _CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 _FOLDER = BUILD / "bench" / "outage"

@@ -6,6 +6,7 @@ wheel brings.
 
 import csv
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -40,7 +41,11 @@ class UnmeasuredError(BenchError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What perf_analyzer sends, where and for how long."""
+    """What perf_analyzer sends, where and for how long.
+
+    Attributes:
+        connections: Over which it spreads its clients; None: as its library does, one for six.
+    """
 
     model: str
     url: str
@@ -48,6 +53,8 @@ class Load:
     batch: int = 1  # perf_analyzer's -b: samples of a rectangular request
     window_ms: int = 300
     protocol: Protocol = "grpc"
+    concurrency: int = CONCURRENCY
+    connections: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,18 +82,22 @@ def environment() -> Path:
     return _ENVIRONMENT
 
 
-def _variables() -> dict[str, str]:
+def _variables(load: Load) -> dict[str, str]:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = environment() / "lib" / version / "site-packages"
     libraries = packages / "nvidia" / "cuda_runtime" / "lib"
-    return {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
+    variables = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
+    if load.connections is not None:
+        clients = math.ceil(load.concurrency / load.connections)
+        variables["TRITON_CLIENT_GRPC_CHANNEL_MAX_SHARE_COUNT"] = str(clients)
+    return variables
 
 
 def _command(load: Load, report: Path) -> list[str]:
     return [
         str(environment() / "bin" / "perf_analyzer"),
         *("-m", load.model, "-u", load.url, "-i", load.protocol, "-b", str(load.batch)),
-        *("--concurrency-range", str(CONCURRENCY), "--input-data", str(load.data)),
+        *("--concurrency-range", str(load.concurrency), "--input-data", str(load.data)),
         *("--measurement-interval", str(load.window_ms), "--max-trials", str(_WINDOWS)),
         *("--stability-percentage", str(_TOLERANCE_PERCENT), "-f", str(report)),
     ]
@@ -114,7 +125,7 @@ def _attempt(load: Load) -> tuple[Measured | None, str]:
             text=True,
             check=False,
             timeout=_TIMEOUT_S,
-            env=_variables(),
+            env=_variables(load),
         )
         said = f"{result.stdout}{result.stderr}"
         if "libb64" in said:

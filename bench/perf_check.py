@@ -29,7 +29,11 @@ _COMPLAINTS = ("error", "warning", "fail", "invalid", "unexpected")
 
 Kind = Literal["lookup", "ranking"]
 _KINDS: tuple[Kind, ...] = ("lookup", "ranking")
-_PROTOCOLS: tuple[perf.Protocol, ...] = ("grpc", "http")
+_WAYS: tuple[tuple[triton.Front, perf.Protocol], ...] = (
+    ("own", "grpc"),
+    ("triton", "grpc"),
+    ("triton", "http"),
+)
 
 
 def complaints(said: str) -> list[str]:
@@ -46,7 +50,7 @@ def _lookup_keys() -> Path:
     return path
 
 
-def _start(snapshot: Path, backends: Path) -> triton.TritonServer:
+def _start(snapshot: Path, backends: Path, *, stock: bool) -> triton.TritonServer:
     repository = _DIRECTORY / "repository"
     for kind in _KINDS:
         triton.write_model(repository, kind, triton.ModelOptions(snapshot=snapshot, kind=kind))
@@ -55,8 +59,9 @@ def _start(snapshot: Path, backends: Path) -> triton.TritonServer:
         triton.ServerOptions(
             repository=repository,
             backends=backends,
-            log=_DIRECTORY / "triton.log",
-            http_port=http,
+            log=_DIRECTORY / f"{'stock' if stock else 'own'}.log",
+            front="triton" if stock else "own",
+            http_port=http if stock else None,
             grpc_port=grpc,
             metrics_port=metrics,
         )
@@ -73,8 +78,13 @@ def check(backends: Path) -> list[str]:
     _DIRECTORY.mkdir(parents=True)
     data = {"lookup": _lookup_keys(), "ranking": SMALL}
     found = []
-    with _start(models.make(small_shape(), BUILD).snapshot, backends) as server:
-        for kind, protocol in itertools.product(_KINDS, _PROTOCOLS):
+    snapshot = models.make(small_shape(), BUILD).snapshot
+    with (
+        _start(snapshot, backends, stock=False) as own,
+        _start(snapshot, backends, stock=True) as stock,
+    ):
+        for kind, (front, protocol) in itertools.product(_KINDS, _WAYS):
+            server = own if front == "own" else stock
             load = perf.Load(
                 model=kind,
                 url=server.grpc if protocol == "grpc" else server.http,
@@ -84,8 +94,12 @@ def check(backends: Path) -> list[str]:
                 protocol=protocol,
             )
             measured = perf.run(load)
-            _CONSOLE.print(f"{kind} by {protocol}: {measured.requests_per_s:,.0f} requests/s")
-            found += [f"{kind} by {protocol}: {line}" for line in complaints(measured.said)]
+            _CONSOLE.print(
+                f"{kind} at {front} by {protocol}: {measured.requests_per_s:,.0f} requests/s"
+            )
+            found += [
+                f"{kind} at {front} by {protocol}: {line}" for line in complaints(measured.said)
+            ]
     return found
 
 

@@ -13,16 +13,15 @@ import json
 import sys
 from pathlib import Path
 
-import redis
 from rich.console import Console
 
 from bench import keys, models, perf, report
 from bench.authority import Authority
-from bench.nodes import make_plan, publication_of
+from bench.nodes import NodeProcess, make_plan, publication_of, publish_plan
 from bench.servers import BUILD, ROOT, BenchError, await_peer
 from bench.shapes import Shape
 from embertide.server.adapters import triton
-from embertide.server.adapters.process import Child, ProcessError, free_ports
+from embertide.server.adapters.process import ProcessError, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 
 _CONSOLE = Console(stderr=True, highlight=False)
@@ -56,20 +55,16 @@ def _share(
     """Return the model of the first of so many nodes that share it, and the others' addresses."""
     folder = _FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
-    port, *ports = free_ports(1 + nodes)
-    state = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log", port=port)))
+    ports = free_ports(nodes)
+    state = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log")))
     addresses = [f"127.0.0.1:{each}" for each in ports]
-    with redis.Redis.from_url(state.url) as client:
-        plan = make_plan(files.snapshot, addresses)
-        client.set(f"c:{{{_SHAPE.name}}}:plan:1", plan.SerializeToString())
-        client.set(f"c:{{{_SHAPE.name}}}:epoch", 1)
+    publish_plan(state.url, _SHAPE.name, make_plan(files.snapshot, addresses))
     publication = publication_of(files.snapshot, folder / "publication")
-    binary = BUILD / "cpp" / "embertide_node"
+    words = ["--ddr-bytes", local.ddr_budget_bytes, *(["--tls", tls] if tls else [])]
     for n, address in enumerate(addresses[1:], 1):
-        words = ["--publication", publication, "--state", state.url, "--node", f"node-{n}"]
-        words += ["--peer-address", address, "--ddr-bytes", local.ddr_budget_bytes]
-        words += ["--tls", tls] if tls else []
-        stack.enter_context(Child([str(binary), *map(str, words)], log=folder / "peer.log"))
+        log = folder / "peer.log"
+        process = NodeProcess(f"node-{n}", address, publication, state.url, log, *words)
+        stack.enter_context(process)
     options = dataclasses.replace(
         local,
         snapshot=None,
@@ -86,7 +81,7 @@ def _share(
 
 def _measure(stack: contextlib.ExitStack, repetitions: int) -> list[report.Row]:
     files = models.make(_SHAPE, BUILD)
-    http, grpc_port, metrics = free_ports(3)
+    grpc_port, metrics = free_ports(2)
     budget = 2 * _SHAPE.row_bytes + (1 << 30)
     local = triton.ModelOptions(
         snapshot=files.snapshot,
@@ -116,7 +111,6 @@ def _measure(stack: contextlib.ExitStack, repetitions: int) -> list[report.Row]:
                 repository=repository,
                 backends=BUILD / "cpp" / "backends",
                 log=_FOLDER / "triton.log",
-                http_port=http,
                 grpc_port=grpc_port,
                 metrics_port=metrics,
                 explicit=True,

@@ -27,7 +27,7 @@ from bench.servers import BUILD, ROOT, BenchError
 from bench.shapes import SEED, Shape
 from embertide.server.adapters.process import ProcessError
 from embertide.server.core.plan.layout import Bucket, Holders, Place, assignments_of, layout_of
-from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.data.keys import buckets_of
 from embertide.trainer.errors import TrainerError
 from embertide.v1 import control_pb2, plan_pb2
 

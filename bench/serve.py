@@ -140,6 +140,16 @@ def variants(side: Side, kind: Kind, *, stacked: bool) -> list[Variant]:
     ]
 
 
+def write_data(shape: Shape, kind: Kind, batch: int) -> Path:
+    """Write what perf_analyzer sends of a kind and batch, and return the file."""
+    path = BUILD / "bench" / "data" / f"{shape.name}-{kind}-{batch}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    count = _REQUESTS if shape.bag > 1 else max(_REQUESTS, _SMALL_SAMPLES // batch)
+    made = keys.requests(shape, batch=batch, count=count, dense=kind == "ranking")
+    path.write_text(json.dumps(made, separators=(",", ":")))
+    return path
+
+
 class Bench:
     """The measurements of one shape."""
 
@@ -147,16 +157,7 @@ class Bench:
         """Make the cases' requests."""
         self.server, self.shape, self.cases = server, server.shape, cases
         self.stacked = stacked or self.shape.bag > 1
-        self._data = {case: self._write_data(case) for case in cases_by_data(cases)}
-
-    def _write_data(self, data: tuple[Kind, int]) -> Path:
-        kind, batch = data
-        path = BUILD / "bench" / "data" / f"{self.shape.name}-{kind}-{batch}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        count = _REQUESTS if self.shape.bag > 1 else max(_REQUESTS, _SMALL_SAMPLES // batch)
-        made = keys.requests(self.shape, batch=batch, count=count, dense=kind == "ranking")
-        path.write_text(json.dumps(made, separators=(",", ":")))
-        return path
+        self._data = {case: write_data(self.shape, *case) for case in cases_by_data(cases)}
 
     def measure(self, variant: Variant, case: Case, window_ms: int) -> perf.Measured:
         """Run perf_analyzer once."""

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -23,6 +24,7 @@ from bench import aoti
 from bench.models import Files
 from bench.shapes import Shape
 from embertide.server.adapters import triton
+from embertide.server.adapters.installation import find_installation
 from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.tls import TlsFolder, dial
 from embertide.v1 import node_pb2, node_pb2_grpc
@@ -60,7 +62,7 @@ class BenchError(RuntimeError):
 
 
 def _make_python_backend(directory: Path) -> None:
-    root = triton.find_installation().root
+    root = find_installation().root
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = root / "python_backend_stubs" / version / "triton_python_backend_stub"
     if not stub.is_file():
@@ -76,8 +78,12 @@ def build_target(target: str, remedy: str = "`make cpp` says more") -> None:
         raise BenchError(f"{target} does not build: {remedy}")
 
 
-def make_backends(ours: Path) -> Path:
+def make_backends(ours: Path, built: Sequence[str] = ("aoti", "fill")) -> Path:
     """Return a folder with all backends; `ours` holds libtriton_embertide.so.
+
+    Args:
+        ours: Folder of our backend.
+        built: Those of `bench/backends` that are wanted.
 
     Raises:
         BenchError: The wheel lacks this Python's stub, or a backend of `bench/backends` does not
@@ -88,7 +94,7 @@ def make_backends(ours: Path) -> Path:
     directory.mkdir(parents=True)
     (directory / "embertide").symlink_to(ours.resolve())
     _make_python_backend(directory / "python")
-    for name in ("aoti", "fill"):
+    for name in built:
         build_target(f"triton_{name}")
         (directory / name).symlink_to(BUILD / "cpp" / "bench" / "backends" / name)
     return directory
@@ -229,12 +235,11 @@ class BenchServer:
         self._repository = BUILD / "bench" / "repository"
         shutil.rmtree(self._repository, ignore_errors=True)
         self._repository.mkdir(parents=True)
-        http, grpc_port, metrics = free_ports(3)
+        grpc_port, metrics = free_ports(2)
         options = triton.ServerOptions(
             repository=self._repository,
             backends=backends,
             log=BUILD / "bench" / f"triton-{shape.name}.log",
-            http_port=http,
             grpc_port=grpc_port,
             metrics_port=metrics,
             explicit=True,

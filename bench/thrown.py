@@ -1,7 +1,8 @@
-"""Any bytes thrown at the listeners that Python serves: real processes, connections by a seed.
+"""Any bytes thrown at listeners of real processes: connections by a seed.
 
-The control plane by gRPC in plain text and by TLS, its health port, and a trainer's metrics. What a
-node serves is thrown at by `backend_cpp/fuzz/frames_fuzz.cc`; a guard's page is a trainer's.
+The control plane by gRPC in plain text and by TLS, its health port, one that stands by, a
+trainer's metrics, and a server's door for inferences and its page of metrics. What nodes serve one
+another is thrown at by `backend_cpp/fuzz/frames_fuzz.cc`; a guard's page is a trainer's.
 """
 
 import collections
@@ -17,11 +18,16 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 from bench.authority import Authority
+from bench.frames import DATA, END_STREAM, PREFACE, begun, call_headers, frame, header
+from embertide._common.errors import OperatingError
+from embertide.server.adapters import triton
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.adapters.tls import TlsFolder
@@ -39,7 +45,7 @@ _BYTES_MAX = 8192
 # plane frees cycles of objects after some 90,000 connections (services/heap.py), 50 MiB later.
 GROWTH_BYTES_MAX = 128 << 20
 _TOKEN = "a-token-that-is-in-no-seed"
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_READERS_TOKEN = "a-readers-token-that-is-in-no-seed"
 _PAGE = """
 import threading
 from embertide.trainer.commands.reports import metrics_page
@@ -59,6 +65,7 @@ class Listener:
     """A port of a process.
 
     Attributes:
+        readers_token: Of role reader, where tokens are asked for.
         seeds: What callers would say, and what strangers begin with.
         ask: Asks as somebody who may, and raises where he is not answered.
     """
@@ -68,40 +75,55 @@ class Listener:
     port: int
     seeds: Sequence[bytes]
     ask: Callable[[], None]
+    readers_token: str = _READERS_TOKEN
 
 
 # --- what is thrown -------------------------------------------------------------------------------
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-
-
-def _header(name: bytes, value: bytes) -> bytes:
-    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-
 def _call(path: bytes, *more: bytes) -> bytes:
-    names = (b":method", b":scheme", b":path", b":authority", b"content-type", b"te")
-    values = (b"POST", b"http", path, b"x", b"application/grpc", b"trailers")
-    headers = b"".join(map(_header, names, values)) + b"".join(more)
-    begun = _PREFACE + _frame(4, 0, 0, b"") + _frame(1, 4, 1, headers)
-    return begun + _frame(0, 1, 1, bytes(5))
+    return begun() + call_headers(1, path, *more) + frame(DATA, END_STREAM, 1, bytes(5))
+
+
+def _server_seeds() -> list[bytes]:
+    service = b"/inference.GRPCInferenceService/"
+    infer = service_pb2.ModelInferRequest(model_name="absent", raw_input_contents=[bytes(16)])
+    infer.inputs.add(name="KEYS", datatype="INT64", shape=[1, 2])
+    message = infer.SerializeToString()
+    asked = begun() + call_headers(1, service + b"ModelInfer")
+    asked += frame(DATA, END_STREAM, 1, b"\0" + struct.pack(">I", len(message)) + message)
+    cancelled = frame(3, 0, 1, b"\0\0\0\x08")
+    of_operators = header(b"triton-grpc-protocol-embertide-admin", b"guess")
+    return [
+        asked,
+        asked + cancelled,
+        begun() + call_headers(1, service + b"ModelInfer", header(b"grpc-timeout", b"1m")),
+        _call(service + b"ModelStreamInfer"),
+        _call(service + b"ServerMetadata"),
+        _call(service + b"RepositoryModelUnload", of_operators),
+        *_any_seeds(),
+    ]
 
 
 def _grpc_seeds() -> list[bytes]:
-    guess = _header(b"authorization", b"Bearer guess")
+    guess = header(b"authorization", b"Bearer guess")
     service = b"/embertide.v1.ControlService/"
     return [
         _call(service + b"GetStatus"),
         _call(service + b"RegisterNode", guess),
         _call(service + b"StreamBeats", guess),
-        _call(service + b"GetStatus") + _frame(3, 0, 1, b"\0\0\0\x08"),  # gone at once
-        _call(service + b"StreamBeats") + _frame(3, 0, 1, b"\0\0\0\x08"),
-        _call(b"/grpc.health.v1.Health/Check"),
+        _call(service + b"GetStatus") + frame(3, 0, 1, b"\0\0\0\x08"),  # gone at once
+        _call(service + b"StreamBeats") + frame(3, 0, 1, b"\0\0\0\x08"),
         _call(b"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"),
-        _PREFACE + _frame(4, 0, 0, b"\0\3\0\0\0\5") + _frame(6, 0, 0, b"12345678"),
-        _PREFACE + _frame(8, 0, 0, b"\0\0\1\0") + _frame(3, 0, 1, b"\0\0\0\x08"),
+        *_any_seeds(),
+    ]
+
+
+def _any_seeds() -> list[bytes]:
+    return [
+        _call(b"/grpc.health.v1.Health/Check"),
+        PREFACE + frame(4, 0, 0, b"\0\3\0\0\0\5") + frame(6, 0, 0, b"12345678"),
+        PREFACE + frame(8, 0, 0, b"\0\0\1\0") + frame(3, 0, 1, b"\0\0\0\x08"),
         b"GET / HTTP/1.1\r\n\r\n",
     ]
 
@@ -189,7 +211,7 @@ class Thrower:
                 if self.number % LOOK_EVERY == 0:
                     self._look()
             self._look()
-        except (OSError, grpc.RpcError, RuntimeError, AssertionError) as error:
+        except (OSError, OperatingError, grpc.RpcError, RuntimeError, AssertionError) as error:
             first = max(0, self.number - 2 * _OPEN)
             raise BrokenError(
                 f"{self._listener.name}: {error!r} after inputs {first} to {self.number} of seed "
@@ -252,7 +274,7 @@ def _ready(process: Child, ask: Callable[[], None]) -> None:
         try:
             ask()
             return
-        except (OSError, RuntimeError, grpc.RpcError) as error:
+        except (OSError, OperatingError, RuntimeError, grpc.RpcError) as error:
             if not process.alive() or time.monotonic() > until:
                 raise BrokenError(f"it does not answer: {error}: {process.log_text()}") from error
             time.sleep(0.1)
@@ -272,37 +294,73 @@ def _asks_health(port: int) -> Callable[[], None]:
     return ask
 
 
-def _asks_page(port: int) -> Callable[[], None]:
+def _asks_standby(port: int) -> Callable[[], None]:
+    """Ask one that stands by, which says who leads."""
+    channel: Any = grpc.insecure_channel(f"127.0.0.1:{port}")
+    ask_status = channel.unary_unary("/embertide.v1.ControlService/GetStatus")
+
     def ask() -> None:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as page:
-            assert b"embertide_trainer" in page.read()
+        try:
+            ask_status(b"", timeout=20)
+        except grpc.RpcError as error:
+            if "which leads" not in str(error):
+                raise
 
     return ask
+
+
+def _asks_server(server: triton.TritonServer) -> Callable[[], None]:
+    def ask() -> None:
+        assert server.ready(), "the server is not ready"
+
+    return ask
+
+
+def _asks_page(port: int, says: bytes) -> Callable[[], None]:
+    def ask() -> None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as page:
+            assert says in page.read()
+
+    return ask
+
+
+def _server(folder: Path) -> triton.TritonServer:
+    """Start a server of no model."""
+    (folder / "repository").mkdir()
+    grpc_port, metrics_port = free_ports(2)
+    return triton.TritonServer(
+        triton.ServerOptions(
+            repository=folder / "repository",
+            backends=triton.find_backends(),
+            log=folder / "server.log",
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            explicit=True,
+        )
+    )
 
 
 @contextlib.contextmanager
 def listeners(folder: Path) -> Iterator[list[Listener]]:
     """Start all of them, with files in `folder`; they end with the context."""
-    redis_port, plain, tls, health, page = free_ports(5)
+    plain, tls, health, page, waiting = free_ports(5)
     authority = Authority()
     day = datetime.timedelta(days=1)
-    for role in ("control", "operator"):
+    for role in ("control", "operator", "reader"):
         authority.issue(folder / role, role, valid=day)
-    (folder / "tokens").write_text(f"operator:{_TOKEN}\n")
+    (folder / "tokens").write_text(f"operator:{_TOKEN}\nreader:{_READERS_TOKEN}\n")
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(
-            RedisServer(RedisOptions(log=folder / "redis.log", port=redis_port))
-        )
+        redis = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log")))
 
         def start(name: str, words: Sequence[str]) -> Child:
             return stack.enter_context(Child([sys.executable, *words], log=folder / f"{name}.log"))
 
-        def control(name: str, port: int, *words: str) -> Child:
+        def control(name: str, port: int, *words: str, model: str = "") -> Child:
             return start(
                 name,
                 [
                     *("-m", "embertide.server.cli", "control", "--state", redis.url),
-                    *("--model", name, "--listen", f"127.0.0.1:{port}"),
+                    *("--model", model or name, "--listen", f"127.0.0.1:{port}"),
                     *("--tokens", str(folder / "tokens"), "--directory", str(folder / name)),
                     *words,
                 ],
@@ -320,11 +378,28 @@ def listeners(folder: Path) -> Iterator[list[Listener]]:
         ]
         for each in callers:
             stack.callback(each.close)
+        _ready(in_plain, _asks_control(callers[0]))
+        # Of the model that the first one leads.
+        standby = control("standby", waiting, "--standby", model="plain")
         made = [
             ("control plane", in_plain, plain, _grpc_seeds(), _asks_control(callers[0])),
             ("control plane, TLS", by_tls, tls, _tls_seeds(), _asks_control(callers[1])),
             ("control plane, health", by_tls, health, _grpc_seeds(), _asks_health(health)),
-            ("trainer, metrics", trainer, page, _page_seeds(), _asks_page(page)),
+            ("control plane, standby", standby, waiting, _grpc_seeds(), _asks_standby(waiting)),
+            (
+                "trainer, metrics",
+                trainer,
+                page,
+                _page_seeds(),
+                _asks_page(page, b"embertide_trainer"),
+            ),
+        ]
+        server = stack.enter_context(_server(folder))
+        of_server = server.options.grpc_port, server.options.metrics_port
+        page_asks = _asks_page(of_server[1], b"embertide_front_connections")
+        made += [
+            ("server", server.process, of_server[0], _server_seeds(), _asks_server(server)),
+            ("server, metrics", server.process, of_server[1], _page_seeds(), page_asks),
         ]
         for _, process, _, _, ask in made:
             _ready(process, ask)

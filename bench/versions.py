@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bench.models import CPU, Files, bucket_records
 from bench.servers import BenchError
 from bench.shapes import SEED, Shape
-from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.data.keys import buckets_of
 from embertide.trainer.embedding.records import encode_rows
 from embertide.trainer.embedding.store import store_table
 from embertide.trainer.errors import TrainerError

@@ -32,7 +32,7 @@ from embertide.server.core.plan.instance import Bools
 from embertide.server.core.plan.layout import Bucket, Holders, Place
 from embertide.server.core.plan.planner import Problem, Proposal
 from embertide.server.core.plan.workload import Asking, TableTraits, Workload
-from embertide.trainer.embedding.keys import buckets_of, hash_keys
+from embertide.trainer.data.keys import buckets_of, hash_keys
 from embertide.v1 import node_pb2, plan_pb2
 
 _NODES, _DEVICES, _TABLES = 2, 4, 2

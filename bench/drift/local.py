@@ -28,7 +28,7 @@ from bench import report
 from bench.nodes import Node, start_nodes
 from bench.servers import BUILD, BenchError
 from embertide.trainer.data import open_events
-from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.data.keys import buckets_of
 from embertide.v1 import node_pb2
 
 CONSOLE = Console(stderr=True, highlight=False)

@@ -139,10 +139,10 @@ def _start(folder: Path, pace: Pace) -> Iterator[Site]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     publication = publication_of(models.make(_SHAPE, BUILD).snapshot, folder / "publication")
-    port, control_port, *ports = free_ports(4)
+    control_port, *ports = free_ports(3)
     control = f"127.0.0.1:{control_port}"
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log", port=port)))
+        redis = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log")))
         words = ["--state", redis.url, "--model", _SHAPE.name, "--listen", control]
         words += ["--expect-nodes", "2", "--directory", str(folder / "control")]
         words += ["--mode", "off"]

@@ -190,8 +190,8 @@ def _start(folder: Path, mode: str) -> Iterator[tuple[Caller, list[str], Version
     files = models.make(_SHAPE, BUILD)
     ddr = int(_SHAPE.rows * _TABLES * _BYTES_A_ROW * _NODE_SHARE)
     with contextlib.ExitStack() as stack:
-        [port, *ports] = free_ports(_NODES + 1)
-        redis = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log", port=port)))
+        ports = free_ports(_NODES)
+        redis = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log")))
         versions = Versions(
             folder / "publication", redis.url, _SHAPE, files, _VERSIONS_PER_S, event_ms=_EVENT_MS
         )

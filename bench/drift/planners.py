@@ -35,7 +35,7 @@ from embertide.server.core.plan.planner import Problem
 from embertide.server.core.plan.planners import planner
 from embertide.server.core.plan.prices import Prices
 from embertide.server.core.price_fit import CostFit
-from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.data.keys import buckets_of
 from embertide.v1 import node_pb2, plan_pb2
 
 _SMALL_CASES = 200

@@ -31,7 +31,7 @@ from embertide.server.core.plan.layout import Bucket, Holders, Place
 from embertide.server.core.plan.planner import Problem
 from embertide.server.core.plan.recshard import RecShard
 from embertide.server.core.plan.workload import Asking, MissCurve, TableTraits, Workload
-from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.data.keys import buckets_of
 from embertide.v1 import plan_pb2
 
 _SHARE = 0.25  # of all rows' bytes

@@ -437,9 +437,7 @@ class _Scale:
 def _running(arguments: argparse.Namespace) -> Iterator[_Scale]:
     with tempfile.TemporaryDirectory(prefix="scale") as name:
         folder = Path(name)
-        options = RedisOptions(
-            log=folder / "redis.log", port=free_ports(1)[0], append_only=folder / "state"
-        )
+        options = RedisOptions(log=folder / "redis.log", append_only=folder / "state")
         with RedisServer(options) as server:
             os.sched_setaffinity(server.process.pid, {1})
             scale = _Scale(arguments, folder, server.url)

@@ -16,7 +16,7 @@ from embertide.server.core.control import Control, ControlOptions, Memory
 from embertide.server.core.drift.options import DriftOptions
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.prices import Prices
-from embertide.server.core.state import Saved
+from embertide.server.core.state import SavedState
 from embertide.v1 import control_pb2, node_pb2, plan_pb2, update_pb2
 
 TICK_MS = 500
@@ -114,7 +114,7 @@ class VirtualFleet:
         )
         self.began_ms = 1_750_000_000_000 // 86_400_000 * 86_400_000  # midnight
         self.now_ms = self.began_ms
-        self.core = Control(options, Saved(), self.now_ms, Memory(options))
+        self.core = Control(options, SavedState(), self.now_ms, Memory(options))
         self.silent: set[str] = set()  # nodes that do not report their load
         self._registered: set[str] = set()
         self._sequence = 0
@@ -144,12 +144,11 @@ class VirtualFleet:
         if self.now_ms % (WINDOW_S * 1000) == 0 and self.core.plan is not None:
             self._report()
         self.core.tick(self.now_ms)
-        if self.core.wanted is not None:
-            id, posed = self.core.wanted
+        if (task := self.core.tasks.first()) is not None:
             try:
-                self.core.think(id, posed, posed.planner.propose(posed.problem))
+                self.core.tasks.finish(task.run())
             except RefusedError as error:
-                self.core.think(id, posed, error)
+                self.core.tasks.finish(task.refused(error))
         self.core.take()
         self.core.written()
 

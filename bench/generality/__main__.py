@@ -17,7 +17,7 @@ from bench.generality import sets
 from bench.generality.cases import FOLDER, Case, case_of_set, rows_of, trials
 from bench.servers import BUILD, ROOT, BenchError
 from embertide.trainer.errors import TrainerError
-from embertide.trainer.eval.trials import measured
+from embertide.trainer.lab.trials import measured
 
 _CONSOLE = Console(stderr=True, highlight=False)
 _QUICK = 0.05  # of the rows

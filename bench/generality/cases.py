@@ -16,7 +16,7 @@ from bench.generality import machine, ours, sets
 from bench.servers import BUILD, BenchError
 from bench.train.runs import mean_and_error, mean_row, tree_of
 from embertide.trainer.eval.metrics import auc
-from embertide.trainer.eval.trials import Trial
+from embertide.trainer.lab.trials import Trial
 
 FOLDER = BUILD / "bench" / "generality"
 """Where sets and figures are kept."""

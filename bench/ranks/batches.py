@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bench.keys import DENSE
 from bench.ranks.zipf import Zipf
-from embertide.trainer.embedding.keys import hash_keys
+from embertide.trainer.data.keys import hash_keys
 
 TABLES = 26
 ROWS = 200_000

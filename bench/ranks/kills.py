@@ -36,7 +36,7 @@ from bench.ranks.killed_run import (
     Victim,
 )
 from bench.servers import BUILD, ROOT, BenchError
-from embertide.server.adapters.process import ProcessError, free_ports
+from embertide.server.adapters.process import ProcessError
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 
@@ -103,11 +103,10 @@ def _followed(
     findings: Findings,
 ) -> Iterator[RankRun]:
     """Start a run and nodes that follow it; leaving the context waits for them."""
-    (port,) = free_ports(1)
     bus: str | None = None
     with contextlib.ExitStack() as stack:
         if with_bus:
-            options = RedisOptions(log=folder / "bus.log", port=port)
+            options = RedisOptions(log=folder / "bus.log")
             bus = stack.enter_context(RedisServer(options)).url
         run = stack.enter_context(contextlib.closing(RankRun(folder, stream, bus=bus)))
         run.start(ranks)

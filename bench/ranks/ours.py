@@ -26,7 +26,7 @@ from bench.shapes import Shape
 from bench.store.ours import settle
 from embertide.trainer.config import Codec, Codecs, RunConfig
 from embertide.trainer.data.base import Batch
-from embertide.trainer.embedding.keys import hash_keys
+from embertide.trainer.data.keys import hash_keys
 from embertide.trainer.learner import Learner, Prepared
 from embertide.trainer.sync.ranks import Ranks
 

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.ranks.zipf import Floats, Zipf
-from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.data.keys import buckets_of
 
 Kind = Literal["events", "lengths", "keys", "rows", "gradients", "dense"]
 KINDS: tuple[Kind, ...] = ("events", "lengths", "keys", "rows", "gradients", "dense")

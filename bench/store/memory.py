@@ -22,9 +22,8 @@ from bench import report
 from bench.servers import BUILD
 from bench.store import ours, peers, programs, ssd
 from embertide import _store
-from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
-from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.data.keys import buckets_of
 
 _CONSOLE = Console(stderr=True, highlight=False)
 _ROWS = 4_000_000
@@ -88,7 +87,7 @@ def _note(store: _store.Store, rows: list[int], over: list[float]) -> None:
 
 def _redis() -> float:
     log = BUILD / "bench" / "redis.log"
-    options = RedisOptions(log=log, port=free_ports(1)[0], max_memory_bytes=4 << 30)
+    options = RedisOptions(log=log, max_memory_bytes=4 << 30)
     rows = _ROWS // 4
     keys = ours.keys_of(np.arange(rows))
     values = np.random.default_rng(1).random((rows, _DIM), np.float32)

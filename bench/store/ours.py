@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bench.keys import zipf_keys
 from embertide import _store
-from embertide.trainer.embedding.keys import buckets_of, hash_keys
+from embertide.trainer.data.keys import buckets_of, hash_keys
 
 Keys = NDArray[np.uint64]
 CHUNKS = 4

@@ -18,6 +18,7 @@ from bench.train.runs import (
 from embertide.trainer.config import ModelConfig, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.eval.blocks import BlockQuality
+from embertide.trainer.eval.metrics import auc
 from embertide.trainer.presets import (
     news_counters,
     news_crossed,
@@ -88,7 +89,7 @@ class MadeUp(Experiment):
         learner.note_bytes()
         hours = range(self.news.hours - self.last, self.news.hours)
         found = quality.all.hourly()
-        ceiling = [source.ceiling_auc(hour, hour + 1) for hour in hours]
+        ceiling = [auc(*source.truth(hour, hour + 1)) for hour in hours]
         series = {"ceiling": [float(np.mean(ceiling))], "events": [float(source.total_events())]}
         return learner.outcome(float(np.mean([found[hour] for hour in hours])), series)
 

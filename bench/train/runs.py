@@ -1,4 +1,4 @@
-"""Training runs of a benchmark, kept in files (`embertide.trainer.eval.trials`).
+"""Training runs of a benchmark, kept in files (`embertide.trainer.lab.trials`).
 
 What a run is scored by is an `Experiment`; a run's file is named by it, the configuration, the seed
 and the code. One run takes one core for some minutes; `jobs` of them go at once.
@@ -28,7 +28,7 @@ from embertide.trainer.data.base import PADDING_KEY, Batch, EventSchema, EventSo
 from embertide.trainer.data.history import with_columns
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.eval.blocks import BlockQuality
-from embertide.trainer.eval.trials import Trial, measured
+from embertide.trainer.lab.trials import Trial, measured
 from embertide.trainer.learner import Learner, Prepared
 
 DAY_S = 86_400

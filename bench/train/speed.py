@@ -37,9 +37,9 @@ from bench.train import stages
 from embertide.trainer.config import NetDtype, OptimizerConfig, PruneConfig, RunConfig
 from embertide.trainer.data import open_events
 from embertide.trainer.data.ahead import read_ahead
+from embertide.trainer.data.bags import Bags
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.generator import NewsConfig, NewsSource
-from embertide.trainer.embedding.bags import Bags
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.eval.metrics import Prequential, auc
 from embertide.trainer.learner import Learner

@@ -1,0 +1,1 @@
+"""What comes from outside: files, callers, strangers, full disks, restarts."""

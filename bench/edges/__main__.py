@@ -1,0 +1,19 @@
+"""The edges: `make bench-edges`, or `python -m bench.edges PART ...`.
+
+Each part is a module with `run()`, which yields rows. It prints a table and writes
+`build/bench/edges_PART.json`. A part says what it tries in its own docstring.
+"""
+
+import sys
+
+from bench import parts
+
+PARTS = (
+    *("files", "extras", "callers", "strangers", "threads", "operations", "restart", "disk"),
+    *("trainer_disk", "going_on", "messages"),
+)
+
+
+if __name__ == "__main__":
+    # The exit code says whether they ran, not whether bars were reached.
+    sys.exit(parts.main("bench.edges", "The edges", PARTS, __doc__))

@@ -1,0 +1,217 @@
+"""A full disk under a trainer: its publication with the checkpoints, its log, its temporary folder.
+
+Cases of `bench.edges.disk` (claim A.8). The trainer reads a Redis Stream to which twenty events a
+second are added, each three seconds of event time after the one before; a version is due each
+second or so, and a checkpoint with every fifth.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench import report
+from bench.edges import disk
+from bench.edges.going_on import CACHE, TRAINER, event_at, news
+from bench.servers import BUILD, BenchError
+from embertide.server.adapters.process import Child
+from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.trainer.data.base import news_schema
+from embertide.trainer.data.redis_stream import STREAM, EventSender, StreamConfig
+from embertide.trainer.publish.folder import Publication
+
+_FOLDER = BUILD / "bench" / "edges" / "trainer-disk"
+_STARTS_S, _SAYS_S, _FULL_S, _HEALS_S = 120.0, 20.0, 20.0, 10.0
+_EVERY_S, _EVENT_MS = 0.05, 3000
+
+
+class Sending:
+    """Adds events to a stream until its end, in `with`."""
+
+    def __init__(self, url: str, stream: str = STREAM) -> None:
+        """Name the Redis, and the stream there."""
+        self._sender = EventSender(StreamConfig(url=url, stream=stream), news_schema())
+        (self._news,) = news(1, views_per_hour=1500)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.sent = 0
+
+    def _run(self) -> None:
+        while not self._ended.wait(_EVERY_S) and self.sent < len(self._news):
+            event = event_at(self._news, self.sent)
+            event.ts_ms_B[0] = self._news.ts_ms_B[0] + self.sent * _EVENT_MS
+            self._sender.send(event)
+            self.sent += 1
+
+    def __enter__(self) -> "Sending":
+        """Begin."""
+        self._thread.start()
+        return self
+
+    def end(self) -> int:
+        """Stop; return how many events were added."""
+        self._ended.set()
+        self._thread.join()
+        return self.sent
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        self.end()
+
+
+class _Trainer:
+    """A trainer of a stream, and what it is seen to do."""
+
+    def __init__(self, stack: contextlib.ExitStack, folder: Path, log: Path, **env: str) -> None:
+        redis_log = _FOLDER / "redis.log"
+        server = stack.enter_context(RedisServer(RedisOptions(log=redis_log)))
+        self.sending = stack.enter_context(Sending(server.url))
+        self.publication, self._log = Publication(folder / "pub"), log
+        self.command = [*TRAINER, "train", str(self.publication.path), "--json", "--log", str(log)]
+        self.command += ["--data", server.url, "--cache", str(CACHE), "--batch-size", "8"]
+        self.command += ["--publish-every-s", "60", "--snapshot-every", "5"]
+        self.child = stack.enter_context(
+            Child(self.command, log=_FOLDER / "trainer.out", environment={**os.environ, **env})
+        )
+        if disk.within(_STARTS_S, lambda: self.version() > 6) is None:
+            raise BenchError(f"the trainer does not start: {self.child.log_text()[-500:]}")
+
+    def version(self) -> int:
+        """Return the newest version in the folder."""
+        return max((each.number for each in self.publication.versions()), default=0)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return what its log has."""
+        found = []
+        for line in self._log.read_text().splitlines() if self._log.is_file() else ():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return found
+
+    def says(self, *words: str) -> int:
+        """Return how many messages have these words, in its log or its output."""
+        said = [str(each.get("message", "")) for each in self.lines()]
+        return sum(all(word in each for word in words) for each in said)
+
+    def end(self) -> dict[str, Any]:
+        """Stop it once it has learned all; return its result."""
+        sent = self.sending.end()
+        disk.within(30, lambda: f'"events": {sent}' in self.child.log_text())
+        os.kill(self.child.pid, signal.SIGTERM)
+        self.child.wait(120)
+        result: dict[str, Any] = json.loads(self.child.log_text().splitlines()[-1])["result"]
+        return result
+
+
+def publication() -> Iterator[report.Row]:
+    """The folder of versions, snapshots and checkpoints is full."""
+    folder = _FOLDER / "publication"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(disk.small_disk(folder, 64))
+        trainer = _Trainer(stack, folder, _FOLDER / "publication.jsonl")
+        before = disk.use_of(trainer.child.pid, _FULL_S)
+        filler = disk.fill(folder)
+        words = (f"{trainer.publication.path} has no room", "free")
+        named = disk.within(_SAYS_S, lambda: trainer.says(*words) > 0) is not None
+        full = disk.use_of(trainer.child.pid, _FULL_S)
+        stood = trainer.version()
+        filler.unlink()
+        heals_s = disk.within(_HEALS_S, lambda: trainer.version() > stood)
+        lives = trainer.child.alive()
+        result = trainer.end()
+        whole = result["events"] == trainer.sending.sent
+        checkpoints = result["checkpoints"]
+        yield from disk.rows(
+            "a trainer's publication and checkpoints",
+            core=full.core - before.core,
+            amplification=full.written / max(1, before.written),
+            named=named and trainer.says("not published") == 1,
+            lives=lives and whole and checkpoints["saved"] > 2,
+            heals_s=heals_s,
+        )
+
+
+def log() -> Iterator[report.Row]:
+    """The folder of `--log` is full, and that of what it prints."""
+    folder = _FOLDER / "log"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(disk.small_disk(folder, 1))
+        trainer = _Trainer(stack, _FOLDER / "log-publication", folder / "train.jsonl")
+        before = disk.use_of(trainer.child.pid, _FULL_S)
+        filler = disk.fill(folder)
+        said = f"{folder}/train.jsonl has no room"  # once the last page is full
+        named = disk.within(60, lambda: said in trainer.child.log_text()) is not None
+        full = disk.use_of(trainer.child.pid, _FULL_S)
+        version, lines = trainer.version(), len(trainer.lines())
+        filler.unlink()
+        # Progress comes every ten seconds.
+        heals_s = disk.within(_HEALS_S + 10, lambda: len(trainer.lines()) > lines)
+        lives = trainer.child.alive() and disk.within(10, lambda: trainer.version() > version)
+        result = trainer.end()
+        yield from disk.rows(
+            "a trainer's log",
+            core=full.core - before.core,
+            amplification=full.written / max(1, before.written),
+            named=named,
+            lives=bool(lives) and result["events"] == trainer.sending.sent,
+            heals_s=None if heals_s is None else max(0.0, heals_s - 10),
+        )
+
+
+def temporary() -> Iterator[report.Row]:
+    """The temporary folder is full: a run goes on; one that has to compile says what it lacks."""
+    folder = _FOLDER / "temporary"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(disk.small_disk(folder, 2))
+        env = {"TMPDIR": str(folder), "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch")}
+        trainer = _Trainer(stack, _FOLDER / "temporary-run", _FOLDER / "temporary.jsonl", **env)
+        before = disk.use_of(trainer.child.pid, _FULL_S)
+        filler = disk.fill(folder)
+        full = disk.use_of(trainer.child.pid, _FULL_S)
+        version = trainer.version()
+        goes_on = disk.within(_HEALS_S, lambda: trainer.version() > version) is not None
+        said = [*TRAINER, "train", str(_FOLDER / "compiles"), "--demo", "--hours", "1"]
+        done = subprocess.run(
+            said,
+            capture_output=True,
+            text=True,
+            env={**os.environ, **env},
+            timeout=600,
+            check=False,
+        )
+        named = f"{folder}" in done.stderr and "has no room" in done.stderr
+        named = named and "Traceback" not in done.stderr and done.returncode == 1
+        filler.unlink()
+        result = trainer.end()
+        yield from disk.rows(
+            "a trainer's temporary folder",
+            core=full.core - before.core,
+            amplification=full.written / max(1, before.written),
+            named=named,
+            lives=goes_on and result["events"] == trainer.sending.sent,
+            heals_s=0.0 if goes_on else None,
+        )
+
+
+CASES: tuple[Callable[[], Iterator[report.Row]], ...] = (publication, log, temporary)
+
+
+def run() -> Iterator[report.Row]:
+    """Fill each disk in turn.
+
+    Raises:
+        BenchError: A process does not start, or no file system can be mounted.
+    """
+    shutil.rmtree(_FOLDER, ignore_errors=True)  # of a run before
+    _FOLDER.mkdir(parents=True)
+    for case in CASES:
+        began = time.monotonic()
+        yield from case()
+        print(f"{case.__name__}: {time.monotonic() - began:.0f} s")
