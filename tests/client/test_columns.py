@@ -256,6 +256,37 @@ def test_a_context_of_all_features_has_no_candidates() -> None:
         read(PLAIN, {}, context={"user": 1, "tags": 2, "price": 3, "age": 4})
 
 
+def test_a_column_that_is_there_twice_is_refused_if_it_is_wanted() -> None:
+    frame = pd.DataFrame([[1, 4, 2, 1.0, 5.0]], columns=["user", "tags", "user", "price", "age"])
+    table = pa.Table.from_arrays(
+        [pa.array(frame.iloc[:, n]) for n in range(5)], names=list(frame.columns)
+    )
+    for columns in (frame, table):
+        with pytest.raises(InputError, match="column 'user' is there 2 times; give it once"):
+            read(PLAIN, columns)
+    other = frame.set_axis(["user", "tags", "more", "more", "age"], axis=1).assign(price=1.0)
+    assert read(PLAIN, other).size == 1
+
+
+def test_keys_are_64_bits_whatever_their_sign() -> None:
+    high = 2**63 + 5
+    signed = high - 2**64
+    columns: list[Any] = [
+        [high],
+        [signed],
+        np.array([high], np.uint64),
+        pd.Series([high], dtype="UInt64"),
+        pa.array([high], pa.uint64()),
+        pa.array([high, None], pa.uint64())[:1],
+    ]
+    for column in columns:
+        (request,) = cut(read(PLAIN, {"user": column, "tags": [1], "price": [1], "age": [1]}))
+        assert request.arrays["KEYS"][0, 0] == signed
+    nulls = {"user": pa.array([high, None], pa.uint64()), "tags": [1, 2]}
+    (request,) = cut(read(PLAIN, {**nulls, "price": [1, 2], "age": [1, 2]}))
+    assert request.arrays["KEYS"][:, 0].tolist() == [signed, MISSING_KEY]
+
+
 def test_text_has_the_keys_that_the_trainer_gives_it() -> None:
     texts = ["shirt-17", "", "17", "Größe 42"]
     ours = text_keys(texts)
@@ -263,9 +294,17 @@ def test_text_has_the_keys_that_the_trainer_gives_it() -> None:
     assert ours.tolist() == theirs.tolist()
     assert len({*ours.tolist()}) == 4
     holes = ["shirt-17", None]
-    series = pd.Series(holes), pd.Series(holes, dtype="str")
-    columns: list[Any] = [holes, ["shirt-17", float("nan")], *series]
+    series = [pd.Series(holes, dtype=kind) for kind in (object, "str", "string", "category")]
+    arrow = pa.array(holes)
+    arrays = [arrow, arrow.cast(pa.large_string()), arrow.dictionary_encode()]
+    columns: list[Any] = [holes, ["shirt-17", float("nan")], *series, *arrays]
+    columns += [pa.chunked_array([arrow]), pa.table({"a": arrow}).column("a"), np.array(holes)]
     for column in columns:
         assert text_keys(column).tolist() == ours[:2].tolist()
+    assert text_keys(pa.nulls(2)).tolist() == [ours[1]] * 2
+    assert text_keys(np.array(["17"])).tolist() == [ours[2]]
+    for wrong in ("shirt-17", b"shirt-17", 17, None):
+        with pytest.raises(InputError, match="is no column of text"):
+            text_keys(wrong)
     with pytest.raises(InputError, match="row 1: 17 is no text"):
-        text_keys(["a", 17])  # type: ignore[list-item]
+        text_keys(["a", 17])

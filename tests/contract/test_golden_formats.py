@@ -23,6 +23,7 @@ from simulation import SimulatedNode, Simulation
 
 from embertide import _store
 from embertide.server.adapters.state import MemoryState
+from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.layout import Bucket, LaidPlan, layout_of
 from embertide.server.core.state import Writes
 from embertide.trainer.checkpoint import checkpoint as checkpoints
@@ -201,12 +202,19 @@ def test_plans_nodes_and_operations_read_as_they_were_written() -> None:
     assert as_json == wanted
 
 
-def test_a_control_plane_ends_the_reshard_that_an_older_one_began() -> None:
+def older_fleet(*, begun_from: plan_pb2.Plan | None = None) -> Simulation:
+    """What an older build left, under a control plane of this one; its operation has ended.
+
+    Args:
+        begun_from: The plan before, as the store kept it. None: it has none that names nodes.
+    """
     found = read_state()
     plan, store = found["plan.pb"], MemoryState()
     term = store.take_term()
     for epoch in range(1, plan.epoch):  # the store counts epochs by one
-        store.commit(term, Writes(plan=LaidPlan.of(plan_pb2.Plan(epoch=epoch))))
+        before = plan_pb2.Plan() if begun_from is None else begun_from
+        before.epoch = epoch
+        store.commit(term, Writes(plan=LaidPlan.of(before)))
     writes = Writes(plan=LaidPlan.of(plan))
     for name, message in found.items():
         folder, _, file = name.rpartition("/")
@@ -221,15 +229,68 @@ def test_a_control_plane_ends_the_reshard_that_an_older_one_began() -> None:
         request = found[f"nodes/{node.name}.pb"].request_id
         fleet.nodes[node.name] = SimulatedNode(node, request)
         fleet.nodes[node.name].act(plan)
+    until_ended(fleet, golden_state.OPERATION)
+    return fleet
+
+
+def until_ended(fleet: Simulation, operation: str) -> control_pb2.Operation:
     for _ in range(1000):
         fleet.step()
-        if fleet.operation(golden_state.OPERATION).ended_ms:
+        if fleet.operation(operation).ended_ms:
             break
+    return fleet.operation(operation)
+
+
+def owners(plan: plan_pb2.Plan) -> dict[Bucket, list[int]]:
+    layout = layout_of(plan.assignments)
+    return {at: [place.node for place in held.owners] for at, held in layout.items()}
+
+
+def test_a_control_plane_ends_the_reshard_that_an_older_one_began() -> None:
+    fleet = older_fleet()
     ended = fleet.operation(golden_state.OPERATION)
     assert ended.state == control_pb2.OPERATION_STATE_SUCCEEDED
-    layout = layout_of(fleet.plan().assignments)
     for (table, bucket), node in golden_state.TARGET.items():
-        assert [place.node for place in layout[Bucket(table, bucket)].owners] == [node]
+        assert owners(fleet.plan())[Bucket(table, bucket)] == [node]
+
+
+UNDO = control_pb2.StartReshardRequest(operation_id="back", undo_operation=golden_state.OPERATION)
+
+
+def test_an_operation_of_before_nodes_were_named_is_undone_by_the_plan_that_it_began_from() -> None:
+    began = plan_pb2.Plan.FromString((GOLDEN / "state-1" / "plan.pb").read_bytes())
+    for each in began.assignments:
+        del each.joining[:]
+    fleet = older_fleet(begun_from=began)
+    assert owners(fleet.plan()) != owners(began)
+    fleet.core.start(UNDO, fleet.now_ms)
+    fleet.settle()
+    assert until_ended(fleet, "back").state == control_pb2.OPERATION_STATE_SUCCEEDED
+    assert owners(fleet.plan()) == owners(began)
+
+
+def test_one_that_was_at_work_then_is_undone_as_any_other() -> None:
+    began = plan_pb2.Plan.FromString((GOLDEN / "state-1" / "plan.pb").read_bytes())
+    fleet = older_fleet()
+    fleet.core.start(UNDO, fleet.now_ms)
+    fleet.settle()
+    assert until_ended(fleet, "back").state == control_pb2.OPERATION_STATE_SUCCEEDED
+    assert owners(fleet.plan()) == owners(began)
+
+
+def test_one_that_ended_before_nodes_were_named_is_not_undone_without_that_plan() -> None:
+    fleet = older_fleet()
+    del fleet.core.operations.find(golden_state.OPERATION).nodes[:]
+    before = fleet.plan()
+    with pytest.raises(RefusedError) as refused:
+        fleet.core.start(UNDO, fleet.now_ms)
+    assert refused.value.code is Code.FAILED_PRECONDITION
+    assert refused.value.message == (
+        "operation 'golden' is of a build whose records do not name nodes, and the plan that it "
+        "began from is not kept: move its buckets by a target"
+    )
+    fleet.settle()
+    assert fleet.plan() == before
 
 
 def test_what_a_newer_build_adds_to_a_record_is_passed_over() -> None:

@@ -7,14 +7,13 @@ import pytest
 import redis
 from control_bench import Bench
 
-from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("redis") / "redis.log"
-    with RedisServer(RedisOptions(log=log, port=free_ports(1)[0])) as server:
+    with RedisServer(RedisOptions(log=log)) as server:
         yield server.url
 
 

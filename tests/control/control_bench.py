@@ -24,10 +24,10 @@ class Client:
         self.stub = control_pb2_grpc.ControlServiceStub(self.channel)
         self.metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
-    def call(self, rpc: str, request: Any, timeout_s: float | None = 5.0) -> Any:
+    def call(self, rpc: str, request: Any, timeout_s: float | None = 20.0) -> Any:
         return getattr(self.stub, rpc)(request, timeout=timeout_s, metadata=self.metadata)
 
-    def refused(self, rpc: str, request: Any, timeout_s: float | None = 5.0) -> tuple[str, str]:
+    def refused(self, rpc: str, request: Any, timeout_s: float | None = 20.0) -> tuple[str, str]:
         def run() -> None:
             answer = self.call(rpc, request, timeout_s)
             if rpc == "WatchOperation":
@@ -48,7 +48,7 @@ class Client:
         return operation
 
 
-def eventually(true: Callable[[], bool], timeout_s: float = 15.0) -> None:
+def eventually(true: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Poll, within a bound, for what other processes or threads bring about."""
     end = time.monotonic() + timeout_s
     while not true():
@@ -63,13 +63,16 @@ class Bench:
         self.url = url
         self.stack = stack
 
-    def control(self, *, expect: int = 2, **options: Any) -> ControlServer:
+    def control(
+        self, *, expect: int = 2, heartbeat_ms: int = 10_000, **options: Any
+    ) -> ControlServer:
+        """Start one; a node that misses five beats is dead, even if the machine was too busy."""
         store = RedisState(self.url, "news")
         self.stack.callback(store.close)
         control = ControlOptions(
             model="news",
             expect_nodes=expect,
-            heartbeat_ms=200,
+            heartbeat_ms=heartbeat_ms,
             longest_deadline_ms=100,
             drift=DriftOptions(mode="off"),
         )

@@ -2,9 +2,10 @@
 
 A schedule has a store, control planes, nodes, and an operator, all in one thread under a clock of
 its own. In its first part anything may happen at any point: nodes and control planes die, a second
-control plane takes over while the first goes on, a write fails before or after it was done, beats
-are lost, late, doubled or out of order, and operations are started and steered. Then the faults
-stop, and everything that was accepted has to end. The rules are in explore_rules.py.
+control plane takes over while the first goes on, a write fails before or after it was done, the
+store loses all that is in it, beats are lost, late, doubled or out of order, nodes leave and others
+come under their names or under new ones, and operations are started, steered and undone. Then the
+faults stop, and everything that was accepted has to end. The rules are in explore_rules.py.
 
     python tests/control/explore.py 100000              # seeds 0 to 99,999, on all cores
     python tests/control/explore.py --seed 17 --trace   # one again, told step by step
@@ -22,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
+from unittest import mock
 
 from explore_fleet import Node, ReadPlan
 from explore_rules import BrokenRuleError, Rules
@@ -31,12 +33,19 @@ from embertide.server.adapters.state import MemoryState
 from embertide.server.core import operation
 from embertide.server.core.control import Control, ControlOptions, Memory
 from embertide.server.core.drift.options import DriftOptions
-from embertide.server.core.errors import RefusedError, StateUnavailableError, SupersededError
+from embertide.server.core.errors import (
+    RefusedError,
+    StateLostError,
+    StateUnavailableError,
+    SupersededError,
+)
 from embertide.server.core.operation import ENDED
 from embertide.server.core.plan.hot import NO_LIMIT
 from embertide.server.core.plan.moves import Step
-from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.state import Writes
+from embertide.server.services.clock import Clock
+from embertide.server.services.driver import Driver
+from embertide.server.services.planning import Planning
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
 Answer = TypeVar("Answer")
@@ -48,6 +57,7 @@ CALM_STEPS = 400  # within which everything has ended once the faults have stopp
 _OPERATIONS = 4
 _NODES = 4
 _SAID_LAST = 60  # lines of the trace in a failure
+PLANNING = Planning()
 
 
 class KilledError(Exception):
@@ -89,53 +99,104 @@ class WatchedState(MemoryState):
         return self._epoch
 
 
+class ScheduleClock(Clock):
+    """The schedule's time."""
+
+    def __init__(self, schedule: "Schedule") -> None:
+        self._schedule = schedule
+
+    def now_ms(self) -> int:
+        return self._schedule.now_ms
+
+
+class AskedNodes:
+    """The nodes of a schedule, as a control plane asks them."""
+
+    def __init__(self, schedule: "Schedule") -> None:
+        self._schedule = schedule
+
+    def _answering(self, addresses: dict[str, str]) -> list[Node]:
+        nodes = [self._schedule.nodes[name] for name in addresses if name in self._schedule.nodes]
+        lost = 0.0 if self._schedule.calm else 0.1
+        return [
+            node
+            for node in nodes
+            if node.alive
+            and node.message.address == addresses[node.name]
+            and self._schedule.dice.random() >= lost
+        ]
+
+    def epochs(self, addresses: dict[str, str]) -> dict[str, int]:
+        return {
+            node.name: node.plan.epoch if node.plan else 0 for node in self._answering(addresses)
+        }
+
+    def loads(self, addresses: dict[str, str]) -> dict[str, node_pb2.NodeServiceGetLoadResponse]:
+        answers = {}
+        for node in self._answering(addresses):
+            answers[node.name] = node_pb2.NodeServiceGetLoadResponse(window_ms=5000)
+            for at, device in node.held.items():
+                answers[node.name].buckets.add(
+                    table_id=at.table, bucket=at.bucket, device=device, held=True
+                )
+        return answers
+
+
 class Plane:
-    """A control plane, as services/driver.py makes one: it writes before it answers."""
+    """A control plane: the driver itself, whose threads are not started."""
 
-    def __init__(self, number: int, options: ControlOptions, store: WatchedState, now_ms: int):
+    def __init__(self, number: int, schedule: "Schedule") -> None:
         self.number = number
-        self.alive = True
+        self.killed = False
+        self.asked: Control | None = None  # the core that was asked last
         self.asleep_until_ms = 0
-        self.options = options
-        self.store = store
-        self.memory = Memory(options)
-        self.term = store.take_term()
-        self.core: Control | None = Control(options, store.load(), now_ms, self.memory)
+        self.driver = Driver(
+            schedule.options,
+            schedule.store,
+            AskedNodes(schedule),
+            ScheduleClock(schedule),
+            PLANNING,
+        )
 
-    def call(self, ask: Callable[[Control], Answer], now_ms: int, prove: bool) -> Answer:
+    @property
+    def alive(self) -> bool:
+        return not self.killed and not self.driver.superseded.is_set()
+
+    @property
+    def term(self) -> int:
+        return self.driver._term
+
+    @property
+    def core(self) -> Control | None:
+        """What it knows; None: it has to read the store again."""
+        return self.driver._core
+
+    @property
+    def memory(self) -> Memory:
+        return self.driver._memory
+
+    def call(self, ask: Callable[[Control], Answer], prove: bool) -> Answer:
         """Ask the core and write what it decided; a RefusedError has changed nothing.
 
         With `prove`, an answer that needs no write is given only while the term is the highest.
         """
-        if self.core is None:
-            self.core = Control(self.options, self.store.load(), now_ms, self.memory)
-        core = self.core
+        self.asked = self.driver._core or self.driver._before
+
+        def asked(core: Control, now_ms: int) -> Answer:
+            self.asked = core
+            return ask(core)
+
         try:
-            answer = ask(core)
-            writes = core.take()
-            if writes:
-                self.store.commit(self.term, writes)
-            elif prove:
-                self.prove_term()
-            core.written()
-        except StateUnavailableError:
-            self.core = None
-            raise
-        except (SupersededError, KilledError):
-            self.alive = False
+            return self.driver.call(asked, decides=prove)
+        except (StateUnavailableError, StateLostError, SupersededError):
             raise
         except RefusedError as error:
-            if core.take():
+            if self.driver._core is not self.asked:
                 raise BrokenRuleError(f"a refusal has changed something: {error}") from error
-            self.prove_term()
             raise
-        return answer
-
-    def prove_term(self) -> None:
-        """Look whether the term is still ours, as the driver does with what it does not write."""
-        if self.store.term() != self.term:
-            self.alive = False
-            raise SupersededError("another took over")
+        except KilledError:
+            self.killed = True
+            raise
 
 
 class Late(NamedTuple):
@@ -162,7 +223,7 @@ class Schedule:
         if dice.random() < 0.2:
             self.tables = make_tables(user=1, item=1)
         # Few buckets a batch, so that several are on their way at once.
-        operation.BATCH_BUCKETS = dice.choice([1, 1, 2, 64])
+        self.batch_buckets = dice.choice([1, 1, 2, 64])
         self.groups = 2 if dice.random() < 0.15 else 1
         self.options = ControlOptions(
             model="news",
@@ -177,9 +238,12 @@ class Schedule:
         self.version = 5
         self.calm = False
         self.writer: Plane | None = None
+        self.led: Plane | None = None  # since the store lost its keys: who led then
         self.asked: dict[str, control_pb2.StartReshardRequest] = {}  # no answer has come yet
         self.accepted: set[str] = set()
-        self.removed: set[str] = set()
+        self.left: list[str] = []  # names that are free again
+        self.names = itertools.count()
+        self.machines = itertools.count(1)
         self.operations = 0
         self.addresses = itertools.count(7000)
         self.steps = 0
@@ -193,14 +257,18 @@ class Schedule:
             BrokenRuleError: A rule does not hold; the message has the seed and the trace's end.
         """
         try:
-            self._begin()
-            for _ in range(self.dice.randint(8, 50)):
-                if self.dice.random() < 0.35:
-                    self._act()
-                self._step()
-            self._end()
+            with mock.patch.object(operation, "BATCH_BUCKETS", self.batch_buckets):
+                self._play()
         except Exception as error:
             raise BrokenRuleError(f"seed {self.seed}: {error}\n{self.told()}") from error
+
+    def _play(self) -> None:
+        self._begin()
+        for _ in range(self.dice.randint(8, 50)):
+            if self.dice.random() < 0.35:
+                self._act()
+            self._step()
+        self._end()
 
     def _begin(self) -> None:
         for index in range(self.options.expect_nodes):
@@ -227,11 +295,14 @@ class Schedule:
             spared = spared and node.alive
         for plane in self.planes:
             plane.asleep_until_ms = 0
+        while len(self.nodes) < self.options.expect_nodes:
+            self._add_node(0 if self.groups == 1 else len(self.nodes) % 2)
         if not any(plane.alive for plane in self.planes):
             self._add_plane()
         for step in range(CALM_STEPS):
             if step % 8 == 0:
                 self._resume_paused()
+                self.adopt()
             self._step()
             if step > CALM_STEPS // 2 or self._wait_for_the_dead():
                 for node in self.nodes.values():
@@ -241,7 +312,10 @@ class Schedule:
                 self._check_rest()
                 return
         active = [id for id, each in self.rules.records.items() if not each.operation.ended_ms]
-        raise BrokenRuleError(f"it did not come to rest: {active} go on; {self._standing()}")
+        kept = sorted(self.store.load().operations)
+        raise BrokenRuleError(
+            f"it did not come to rest: {active} go on, the store has {kept}; {self._standing()}"
+        )
 
     def _wait_for_the_dead(self) -> bool:
         return any(
@@ -254,6 +328,9 @@ class Schedule:
         if plan is None or plan.moving or self.network:
             return False
         if any(not each.operation.ended_ms for each in self.rules.records.values()):
+            return False
+        # What the store has lost is written again when the one that leads looks there next.
+        if set(self.store.load().operations) != set(self.rules.records):
             return False
         live = [node for node in self.nodes.values() if node.alive]
         return all(node.held_epoch == plan.epoch for node in live if node.name in plan.names)
@@ -268,8 +345,6 @@ class Schedule:
         for epoch, written in self.rules.written.items():
             if self.store.written(epoch) not in (None, written):
                 raise BrokenRuleError(f"plan {epoch} has changed since it was written")
-        if set(self.store.load().operations) != set(self.rules.records):
-            raise BrokenRuleError("the store has other operations than were written")
 
     def _step(self) -> None:
         """Let time pass: all who live do what they do, in any order."""
@@ -291,7 +366,7 @@ class Schedule:
             self.calm or dice.random() < 0.4
         ):
             self._add_plane()
-        for id in self.accepted:
+        for id in self.accepted if self.led is None else ():
             if not self.store.holds(id):
                 raise BrokenRuleError(f"operation {id} was accepted, and the store lost it")
 
@@ -302,7 +377,7 @@ class Schedule:
         if term != self.store.term():
             raise BrokenRuleError(f"a write of term {term} was done after {self.store.term()}")
         assert self.writer is not None
-        assert self.writer.core is not None
+        assert self.writer.asked is not None
         plan = None
         if writes.plan is not None:
             written = self.store.written(self.store.epoch)
@@ -311,38 +386,48 @@ class Schedule:
             self._say("plane {} writes plan {}: {}", self.writer.number, plan.epoch, _Moving(plan))
         for id, record in writes.operations.items():
             self._say("plane {} writes {}: {}", self.writer.number, id, _Standing(_copy(record)))
-        self.rules.committed(plan, writes.operations, self.writer.core, self.nodes, self.now_ms)
+        if self.led is not None and self.led is not self.writer:
+            # Who led when the store lost its keys is not who begins in it: what it knew is gone.
+            self.rules.begin_anew()
+            self.accepted = {id for id in self.accepted if self.store.holds(id)}
+        self.led = None
+        self.rules.committed(
+            plan,
+            writes.operations,
+            self.writer.asked,
+            self.nodes,
+            self.now_ms,
+            jumps=writes.jumps,
+        )
 
     def _add_plane(self) -> None:
         number = len(self.planes)
         if number > 1:
-            self.planes[-2].alive = False
-        self.planes.append(Plane(number, self.options, self.store, self.now_ms))
+            self.planes[-2].killed = True
+        self.planes.append(Plane(number, self))
         self._say("plane {} starts", number)
 
     def _call(self, plane: Plane, ask: Callable[[Control], Answer], prove: bool = True) -> Answer:
         """As Plane.call; its death is a refusal to who asked."""
         self.writer = plane
         try:
-            return plane.call(ask, self.now_ms, prove)
+            return plane.call(ask, prove)
         except KilledError:
             self._say("plane {} was killed", plane.number)
             raise StateUnavailableError("it was killed") from None
-        except SupersededError:
-            self._say("plane {} gives way", plane.number)
-            raise
+        except (SupersededError, StateLostError) as error:
+            self._say("plane {} gives way: {}", plane.number, error.message)
+            raise SupersededError(error.message) from error
 
     def _tick(self, plane: Plane) -> None:
         def tick(core: Control) -> None:
             core.tick(self.now_ms)
-            if core.wanted is not None and self.dice.random() < 0.5:
-                id, posed = core.wanted
-                outcome: Proposal | RefusedError
+            task = core.tasks.first()
+            if task is not None and self.dice.random() < 0.5:
                 try:
-                    outcome = posed.planner.propose(posed.problem)
+                    core.tasks.finish(task.run())
                 except RefusedError as error:
-                    outcome = error
-                core.think(id, posed, outcome)
+                    core.tasks.finish(task.refused(error))
 
         with contextlib.suppress(StateUnavailableError, SupersededError):
             self._call(plane, tick, prove=self.calm or self.dice.random() < 0.1)
@@ -357,12 +442,13 @@ class Schedule:
 
     # --- nodes ----------------------------------------------------------------------------------
 
-    def _add_node(self, group: int) -> None:
-        name = f"n{len(self.nodes)}"
+    def _add_node(self, group: int, name: str = "") -> None:
+        name = name or f"n{next(self.names)}"
         # Machines differ, and so does when they look.
         message = make_node(name, group=group, devices=2 if self.dice.random() < 0.4 else 1)
         soon = self.dice.choice([0.95, 0.6, 0.25])
         node = Node(message, self.dice, soon, self.dice.choice([0.95, 0.4]))
+        node.machine = next(self.machines)
         node.start()
         self.nodes[name] = node
 
@@ -380,7 +466,7 @@ class Schedule:
             self._read(node)
         if self.calm or dice.random() < node.loads_soon:
             node.load(self.version)
-        if self.now_ms % BEAT_MS == 0 or dice.random() < 0.2:
+        if self.calm or self.now_ms % BEAT_MS == 0 or dice.random() < 0.2:
             self._beat(node)
 
     def _register(self, node: Node) -> None:
@@ -460,9 +546,9 @@ class Schedule:
         request = control_pb2.StartReshardRequest(operation_id=id)
         dice = self.dice
         chance = dice.random()
-        if chance < 0.7:
+        if chance < 0.6:
             self._target(plan, request.target)
-        elif chance < 0.85:
+        elif chance < 0.8:
             request.drain_node = dice.choice(plan.names)
         elif chance < 0.97 and self.accepted:
             request.undo_operation = dice.choice(sorted(self.accepted))
@@ -486,16 +572,13 @@ class Schedule:
                 continue
             run = target.assignments.add(table_id=at.table, bucket_begin=at.bucket, bucket_count=1)
             for group in range(self.groups):
-                among = [i for i, name in enumerate(plan.names) if self._group(name) == group]
+                among = [i for i, of in enumerate(plan.groups) if of == group]
                 count = 2 if dice.random() < 0.15 else 1
                 for position in dice.sample(among, min(count, len(among))):
-                    devices = len(self.nodes[plan.names[position]].message.devices)
+                    devices = plan.devices[position]
                     run.owners.add(node=position, device=dice.randrange(devices))
         if dice.random() < 0.1:
             target.hot_rows.add(table_id=0, rows=dice.choice([5, NO_LIMIT]))
-
-    def _group(self, name: str) -> int:
-        return self.nodes[name].message.group
 
     def _ask_again(self) -> None:
         """Repeat what got no answer: with the same ids it is done once."""
@@ -594,16 +677,51 @@ class Schedule:
     def add_node(self) -> None:
         if len(self.nodes) < _NODES:
             self._add_node(self.dice.randrange(self.groups))
-            self._say("n{} is new", len(self.nodes) - 1)
+            self._say("{} is new", list(self.nodes)[-1])
+
+    def replace_node(self) -> None:
+        """Another machine comes by the name of one that has left."""
+        if self.left and len(self.nodes) < _NODES:
+            name = self.left.pop(self.dice.randrange(len(self.left)))
+            self._add_node(self.dice.randrange(self.groups), name)
+            self._say("{} is another machine", name)
 
     def remove_node(self) -> None:
+        """Remove a node, most often after its end; one whose removal is not answered stays away."""
         plane, name = self._any_plane(), self.dice.choice(sorted(self.nodes))
-        if plane is None:
+        if plane is None or len(self.nodes) < 2:
             return
+        if self.dice.random() < 0.8:
+            self.nodes[name].alive = False
         request = control_pb2.RemoveNodeRequest(request_id=f"remove-{self.now_ms}", node=name)
         with contextlib.suppress(RefusedError):
             self._call(plane, lambda core: core.remove(request, self.now_ms))
             self._say("{} is removed", name)
+            del self.nodes[name]
+            self.left.append(name)
+
+    def lose_state(self) -> None:
+        """The store loses all keys, as a Redis that is flushed."""
+        if self.led is None:
+            self.led = max(self.planes, key=lambda each: each.term)
+        self.store.lose()
+        self._say("the store loses its keys")
+
+    def adopt(self) -> None:
+        """The operator lets the control plane go on from what nodes hold."""
+        plane = self._any_plane()
+        if plane is None:
+            return
+        request = control_pb2.AdoptPlanRequest(request_id=f"adopt-{self.now_ms}")
+        self.writer = plane
+        plane.asked = plane.core or plane.driver._before
+        with contextlib.suppress(RefusedError):
+            try:
+                answer = plane.driver.adopt_plan(request)
+            except KilledError:
+                plane.killed = True
+                return
+            self._say("plane {} adopts plan {}", plane.number, answer.plan_epoch)
 
     def toggle(self) -> None:
         node = self.dice.choice(list(self.nodes.values()))
@@ -621,7 +739,7 @@ class Schedule:
     def kill_plane(self) -> None:
         plane = self._any_plane()
         if plane is not None:
-            plane.alive = False
+            plane.killed = True
             self._say("plane {} is killed", plane.number)
 
     def second_plane(self) -> None:
@@ -714,8 +832,11 @@ _ACTS: list[tuple[float, Callable[[Schedule], None]]] = [
     (1.2, Schedule.kill_node),
     (2, Schedule.start_node),
     (1.5, Schedule.restart_node),
-    (0.3, Schedule.add_node),
-    (0.3, Schedule.remove_node),
+    (0.7, Schedule.add_node),
+    (1, Schedule.remove_node),
+    (0.7, Schedule.replace_node),
+    (0.3, Schedule.lose_state),
+    (0.3, Schedule.adopt),
     (3, Schedule.toggle),
     (0.5, Schedule.toggle_p99),
     (2, Schedule.publish),
@@ -755,21 +876,22 @@ def explore(seeds: range) -> Counts:
     return Counts(len(seeds), steps, plans, ended)
 
 
-def _parts(count: int, size: int) -> Iterator[range]:
-    for begin in range(0, count, size):
-        yield range(begin, min(begin + size, count))
+def _parts(seeds: range, size: int) -> Iterator[range]:
+    for begin in range(seeds.start, seeds.stop, size):
+        yield range(begin, min(begin + size, seeds.stop))
 
 
-def explore_on_all_cores(count: int) -> Counts:
-    """Play seeds 0 to count - 1."""
+def explore_on_all_cores(count: int, first: int = 0) -> Counts:
+    """Play as many seeds, from `first` on."""
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        parts = list(pool.imap_unordered(explore, _parts(count, 500)))
+        parts = list(pool.imap_unordered(explore, _parts(range(first, first + count), 500)))
     return Counts(*(sum(each) for each in zip(*parts, strict=True)))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="explore", description=__doc__)
     parser.add_argument("count", type=int, nargs="?", default=10_000, help="schedules")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first one")
     parser.add_argument("--seed", type=int, help="one schedule alone")
     parser.add_argument("--trace", action="store_true", help="tell all that it did")
     arguments = parser.parse_args()
@@ -781,7 +903,7 @@ def main() -> int:
             print(schedule.told())
         return 0
     begun = time.monotonic()
-    counts = explore_on_all_cores(arguments.count)
+    counts = explore_on_all_cores(arguments.count, arguments.first)
     seconds = time.monotonic() - begun
     print(f"{counts.line}: every rule held; {seconds:.0f} s, {counts.schedules / seconds:,.0f}/s")
     return 0

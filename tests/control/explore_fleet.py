@@ -12,8 +12,15 @@ from typing import NamedTuple
 
 from simulation import make_versions
 
-from embertide.server.core.plan.layout import Bucket, Place, layout_of
+from embertide.server.core.plan.layout import Bucket, Holders, Place, layout_of
 from embertide.v1 import control_pb2, plan_pb2
+
+
+class Device(NamedTuple):
+    """A device of a node, by name."""
+
+    node: str
+    device: int
 
 
 class ReadPlan:
@@ -22,11 +29,23 @@ class ReadPlan:
     def __init__(self, plan: plan_pb2.Plan) -> None:
         self.epoch = plan.epoch
         self.names = [node.name for node in plan.topology.nodes]
+        self.groups = [node.group for node in plan.topology.nodes]
+        self.devices = [len(node.devices) for node in plan.topology.nodes]
+        self.operation, self.planner = plan.operation_id, plan.planner
         self.layout = layout_of(plan.assignments)
         self.asked: dict[str, set[Bucket]] = {name: set() for name in self.names}
         self.wanted: dict[str, dict[Bucket, int]] = {name: {} for name in self.names}
         self.moving = False
+        # Owners, and all who have to do with a bucket, by name: positions change as nodes leave.
+        self.owners: dict[Bucket, frozenset[Device]] = {}
+        self.holders: dict[Bucket, frozenset[tuple[str, Device]]] = {}
         for at, held in self.layout.items():
+            self.owners[at] = frozenset(map(self.device, held.owners))
+            self.holders[at] = frozenset(
+                (kind, self.device(place))
+                for kind, places in zip(Holders._fields, held, strict=True)
+                for place in places
+            )
             for place in held.owners:
                 self.asked[self.names[place.node]].add(at)
             # The last of them counts, as in routing.cc: a bucket that joins goes there.
@@ -36,6 +55,9 @@ class ReadPlan:
 
     def name(self, place: Place) -> str:
         return self.names[place.node]
+
+    def device(self, place: Place) -> Device:
+        return Device(self.names[place.node], place.device)
 
 
 class Asked(NamedTuple):
@@ -58,6 +80,7 @@ class Node:
     deaf: bool = False  # reads no plans
     mute: bool = False  # its beats are lost
     full: bool = False  # has no room for what joins
+    machine: int = 0  # several may have a name, one after the other
     starts: int = 0
     incarnation: str = ""
     registered: bool = False
@@ -82,7 +105,7 @@ class Node:
     def start(self) -> None:
         """Begin again with nothing but the plan on disk."""
         self.starts += 1
-        self.incarnation = f"{self.name}-start-{self.starts}"
+        self.incarnation = f"{self.name}-{self.machine}-start-{self.starts}"
         self.alive, self.registered = True, False
         self.held, self.ever_held, self.since, self.asked = {}, set(), {}, []
         self.held_epoch = self.held_since = self.version = self.sequence = 0
@@ -123,6 +146,11 @@ class Node:
             self.held_since = max(self.since.values(), default=0)
         return bool(part)
 
+    def left(self) -> int:
+        """Count the buckets of its plan that it does not hold yet."""
+        wanted = self.plan.wanted.get(self.name, {}) if self.plan else {}
+        return sum(self.held.get(at) != device for at, device in wanted.items())
+
     def beat(self) -> control_pb2.HeartbeatRequest:
         self.sequence += 1
         return control_pb2.HeartbeatRequest(
@@ -133,6 +161,7 @@ class Node:
             plan_epoch=self.plan.epoch if self.plan else 0,
             held_epoch=self.held_epoch,
             held_since=self.held_since,
+            buckets_left=self.left(),
             p99_us=self.p99_us,
             full=self.full and self.plan is not None and self.held_epoch < self.plan.epoch,
         )

@@ -100,6 +100,7 @@ class FakeNode(node_pb2_grpc.NodeServiceServicer):
                         device=owner.device,
                         reads=reads,
                         resident_bytes=1000,
+                        held=True,
                     )
         answer.hot_keys.add(table_id=0, key=7, reads=40, error=1)
         return answer

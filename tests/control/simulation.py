@@ -48,6 +48,13 @@ def make_registration(
     )
 
 
+def first_beat(node: plan_pb2.Node, *, id: str = "") -> control_pb2.HeartbeatRequest:
+    """A node's first beat, which acts by no plan: without it no first plan is made."""
+    return control_pb2.HeartbeatRequest(
+        node=node.name, incarnation=id or f"{node.name}-1", sequence=1
+    )
+
+
 def make_versions(newest: int) -> update_pb2.VersionRange:
     if not newest:
         return update_pb2.VersionRange()
@@ -99,6 +106,13 @@ class SimulatedNode:
             self.held |= wanted - joins if self.full else wanted
         if wanted <= self.held:
             self.held_epoch = self.plan.epoch
+
+    def load(self) -> node_pb2.NodeServiceGetLoadResponse:
+        """Say what it holds."""
+        answer = node_pb2.NodeServiceGetLoadResponse(window_ms=5000)
+        for at, device in sorted(self.held):
+            answer.buckets.add(table_id=at.table, bucket=at.bucket, device=device, held=True)
+        return answer
 
     def beat(self) -> control_pb2.HeartbeatRequest:
         self.sequence += 1
@@ -174,9 +188,8 @@ class Simulation:
                     if self.now_ms >= self.found_ms:
                         self.core.fleet.beat(node.beat(), self.now_ms)
         self.core.tick(self.now_ms)
-        if self.core.wanted is not None:
-            id, posed = self.core.wanted
-            self.core.think(id, posed, posed.planner.propose(posed.problem))
+        if (task := self.core.tasks.first()) is not None:
+            self.core.tasks.finish(task.run())
         written = self.settle().plan
         self.check()
         return written.whole() if written is not None else None
@@ -204,31 +217,31 @@ class Simulation:
             return
         plan = saved.whole()
         check_plan(plan, previous_epoch=plan.epoch - 1)
+        holds = {
+            name: {at for at, _ in node.held} if node.alive else set[Bucket]()
+            for name, node in self.nodes.items()
+        }
         for asker in self.nodes.values():
             if not asker.alive or not asker.plan.epoch:
                 continue
             topology = asker.plan.topology
             for at, held in layout_of(asker.plan.assignments).items():
                 names = [topology.nodes[owner.node].name for owner in held.owners]
-                some = any(self._holds(name, at) for name in names) or not any(
-                    self._holds(name, at) for name in self.nodes
+                some = any(at in holds[name] for name in names) or not any(
+                    at in each for each in holds.values()
                 )
                 for name, owner in zip(names, held.owners, strict=True):
                     # One that was started again may lack what left it meanwhile: the owner that
                     # is asked next has it, or all who had it are dead and it loads from files.
-                    if not (some and self.nodes[name].restarted):
-                        self._check_holds(name, at, owner, asker)
+                    if not (some and self.nodes[name].restarted) and at not in holds[name]:
+                        self._check_lacks(name, at, owner, asker)
 
-    def _holds(self, name: str, at: Bucket) -> bool:
-        return self.nodes[name].alive and any(bucket == at for bucket, _ in self.nodes[name].held)
-
-    def _check_holds(self, name: str, at: Bucket, owner: Place, asker: SimulatedNode) -> None:
+    def _check_lacks(self, name: str, at: Bucket, owner: Place, asker: SimulatedNode) -> None:
+        """Prove that a node that is asked for what it does not hold has just been started."""
         asked = self.nodes[name]
         # Since its start it has not held its buckets yet, which any move must bear.
-        fresh = not asked.alive or not asked.held_epoch
-        if fresh or self._holds(name, at):
-            return
-        raise AssertionError(
-            f"{asker.node.name} by plan {asker.plan.epoch} asks {name} (by {asked.plan.epoch}) for "
-            f"{at}, device {owner.device}, which it does not hold"
-        )
+        if asked.alive and asked.held_epoch:
+            raise AssertionError(
+                f"{asker.node.name} by plan {asker.plan.epoch} asks {name} (by {asked.plan.epoch}) "
+                f"for {at}, device {owner.device}, which it does not hold"
+            )

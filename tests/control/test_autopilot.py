@@ -12,7 +12,7 @@ from embertide.server.core.drift.options import DriftOptions, FreezeWindow
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.greedy import Greedy
 from embertide.server.core.plan.planner import Problem, Proposal
-from embertide.server.core.state import Saved
+from embertide.server.core.state import SavedState
 from embertide.v1 import control_pb2
 
 TABLES = make_tables([3, 3])
@@ -150,10 +150,10 @@ def test_settings_and_decisions_outlive_the_process() -> None:
     assert writes.settings == settings
     kept = {each.id: each for each in fleet.core.autopilot.decisions}
     again = Control(
-        fleet.core.options, Saved(decisions=kept, settings=writes.settings), fleet.now_ms
+        fleet.core.options, SavedState(decisions=kept, settings=writes.settings), fleet.now_ms
     )
     assert again.autopilot.settings == settings
-    page = again.decisions(control_pb2.ListDecisionsRequest(acted_only=True))
+    page = again.decisions(control_pb2.ListDecisionsRequest(acted_only=True), fleet.now_ms)
     assert [each.operation_id for each in page.decisions] == [
         each.operation_id for each in fleet.acted()
     ]

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from control_bench import Bench, eventually
 from fake_node import TABLES
-from simulation import make_node, make_registration, make_tables
+from simulation import first_beat, make_node, make_registration, make_tables
 
 from embertide.server.core.fleet import BEATS_MISSED, Fleet
 from embertide.v1 import control_pb2, control_pb2_grpc
@@ -49,6 +49,7 @@ def test_a_stream_is_answered_when_there_is_something_new(bench: Bench) -> None:
         client.call("RegisterNode", make_registration(node, TABLES))
     stream = Beating(control.address, "node-0")
     stream.beat()
+    client.call("Heartbeat", first_beat(make_node("node-1")))
     first = stream.answer()
     assert first.heartbeat_interval_ms == control.driver.options.heartbeat_ms
     for _ in range(20):

@@ -4,12 +4,12 @@ import random
 from collections.abc import Callable
 
 import pytest
-from simulation import make_node, make_registration, make_tables, make_versions
+from simulation import first_beat, make_node, make_registration, make_tables, make_versions
 
 from embertide.server.adapters.state import MemoryState
 from embertide.server.core.control import Control, ControlOptions
 from embertide.server.core.errors import Code, RefusedError, StateUnavailableError, SupersededError
-from embertide.server.core.state import Saved, Writes
+from embertide.server.core.state import SavedState, Writes
 from embertide.server.services.clock import Clock
 from embertide.server.services.driver import Driver
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
@@ -30,15 +30,18 @@ class BrokenState(MemoryState):
         if how == "after":
             raise StateUnavailableError("after")
 
-    def load(self) -> Saved:
+    def load(self, term: int = 0) -> SavedState:
         if self.fail() == "load":
             raise StateUnavailableError("load")
-        return super().load()
+        return super().load(term)
 
 
 class NoNodes:
     def loads(self, addresses: dict[str, str]) -> dict[str, node_pb2.NodeServiceGetLoadResponse]:
         return {}
+
+    def epochs(self, addresses: dict[str, str]) -> dict[str, int]:
+        return dict.fromkeys(addresses, 0)
 
 
 class StoppedClock(Clock):
@@ -107,7 +110,7 @@ def test_the_older_of_two_writes_nothing_and_says_so() -> None:
     with pytest.raises(SupersededError):
         register(older, make_node("node-0"))
     assert older.superseded.is_set()
-    assert store.load() == Saved()
+    assert store.load() == SavedState()
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -120,6 +123,7 @@ def test_an_operation_survives_a_store_that_fails_at_random(seed: int) -> None:
     nodes = [make_node("node-0"), make_node("node-1")]
     for node in nodes:
         register(driver, node)
+        driver.beat(first_beat(node))
     driver.call(lambda core, now_ms: core.tick(now_ms))
     target = control_pb2.ReshardTarget(base_epoch=1)
     target.assignments.add(

@@ -12,9 +12,10 @@ import pytest
 from explore_rules import BrokenRuleError, Record
 
 from embertide.server.adapters.state import MemoryState
+from embertide.server.core import operation
 from embertide.server.core.batch import Batch
 from embertide.server.core.control import Control
-from embertide.server.core.operation import Running
+from embertide.server.core.operation import RunningOperation
 from embertide.server.core.operations import Operations
 from embertide.server.core.plan import moves
 from embertide.server.core.plan.layout import Holders
@@ -41,11 +42,13 @@ def test_many_schedules_keep_the_rules() -> None:
 
 def test_a_seed_plays_the_same_again() -> None:
     told = []
+    before = operation.BATCH_BUCKETS
     for _ in range(2):
-        schedule = explore.Schedule(7, trace=True)
+        schedule = explore.Schedule(2, trace=True)
         schedule.run()
         told.append(schedule.told())
     assert told[0] == told[1]
+    assert schedule.batch_buckets != before == operation.BATCH_BUCKETS
     assert "SUCCEEDED" in told[0]
 
 
@@ -106,7 +109,7 @@ def turn_back_to_sources_that_hold_nothing(patch: Patch) -> None:
 
 
 def count_moves_taken_back_as_done(patch: Patch) -> None:
-    patch.setattr(Running, "_arrange", lambda self, order: None)
+    patch.setattr(RunningOperation, "_arrange", lambda self, order: None)
 
 
 def let_all_batches_join_at_once(patch: Patch) -> None:
@@ -145,17 +148,17 @@ def answer_before_writing(patch: Patch) -> None:
     patch.setattr(Control, "take", take)
 
 
-# With a seed to begin at, where the first one that finds it is far.
+# With a seed to begin at: the first one that finds it may be a minute away from 0.
 BUGS: list[tuple[Callable[[Patch], None], int]] = [
     (drop_before_the_deadline, 0),
     (lose_the_record_of_a_step, 0),
-    (forget_the_source_when_taking_back, 0),
+    (forget_the_source_when_taking_back, 280),
     (ignore_the_term, 0),
     (do_not_wait_for_targets, 0),
     (do_not_wait_for_versions, 0),
     (do_not_wait_for_readers, 0),
-    (turn_back_to_sources_that_hold_nothing, 4185),
-    (count_moves_taken_back_as_done, 0),
+    (turn_back_to_sources_that_hold_nothing, 5960),
+    (count_moves_taken_back_as_done, 2990),
     (let_all_batches_join_at_once, 0),
     (forget_what_was_accepted, 0),
     (answer_before_writing, 0),

@@ -140,7 +140,7 @@ def test_nothing_moves_where_all_nodes_own_or_are_shunned() -> None:
     assert not Join().propose(make_problem([a, b], [])).owners
     said = Join().propose(make_problem([a, b], [c], shunned=frozenset({2})))
     assert not said.owners
-    assert said.explanation == "every node owns buckets already"
+    assert said.explanation.startswith("every node owns buckets already")
 
 
 def test_a_partial_group_is_left_alone_and_others_keep_their_owners() -> None:

@@ -107,7 +107,9 @@ def test_a_node_killed_in_each_step(step: int, who: str) -> None:
         assert "node-1" in ended.message
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20, 40))]
+)
 def test_random_kills_leave_valid_plans(seed: int) -> None:
     """`step` checks after each tick that whoever is asked by any live node's plan holds it."""
     dice = random.Random(seed)

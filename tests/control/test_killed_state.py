@@ -12,7 +12,6 @@ import pytest
 from control_bench import Bench, Client, eventually
 from fake_node import FakeNode
 
-from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.adapters.state import RedisState
 from embertide.server.core.control import ControlOptions
@@ -34,9 +33,7 @@ class Killing(RedisState):
     """The state store; `kill` is done around each write of an operation, once a write."""
 
     def __init__(self, folder: Path, way: str) -> None:
-        self._options = RedisOptions(
-            log=folder / "redis.log", port=free_ports(1)[0], append_only=folder / "state"
-        )
+        self._options = RedisOptions(log=folder / "redis.log", append_only=folder / "state")
         self._redis_server = RedisServer(self._options)
         super().__init__(self._redis_server.url, "news")
         self._way = way

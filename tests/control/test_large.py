@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from simulation import Simulation, make_node, make_registration, make_tables
+from simulation import Simulation, first_beat, make_node, make_registration, make_tables
 from test_driver import NoNodes, StoppedClock
 
 from embertide.server.adapters.state import MemoryState
@@ -21,10 +21,10 @@ from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.plan.prices import Prices
 from embertide.server.core.plan.validity import OWNERS_MAX
 from embertide.server.core.plan.workload import Workload
-from embertide.server.core.preparation import PreparedOperation, prepare_operation
-from embertide.server.core.reshard import PREPARED_HERE_MAX, Asked, Posed, Situation, settle
+from embertide.server.core.preparation import PreparedOperation
+from embertide.server.core.reshard import PREPARED_HERE_MAX, Situation, build_moves
 from embertide.server.core.state import Writes
-from embertide.server.services import planning
+from embertide.server.core.tasks import OperationPrepared, PrepareOperation, Result, Task
 from embertide.server.services.driver import Driver
 from embertide.server.services.heap import collect_seldom
 from embertide.server.services.planning import Planning
@@ -42,11 +42,12 @@ class Interrupted(Planning):
         self.meanwhile: Callable[[], object] = lambda: None
         self.made: list[PreparedOperation] = []
 
-    def prepare_operation(self, asked: Asked) -> PreparedOperation:
-        made = super().prepare_operation(asked)
-        self.made.append(made)
+    def run(self, task: Task[Result]) -> Result:
+        result = super().run(task)
+        if isinstance(result, OperationPrepared):
+            self.made.append(result.value())
         self.meanwhile()
-        return made
+        return result
 
 
 class Watched(MemoryState):
@@ -70,6 +71,7 @@ class Fleet:
         self.driver = Driver(options, self.store, NoNodes(), self.clock, self.planning)
         for node in NODES:
             self.register(node)
+            self.driver.beat(first_beat(node))
         self.tick()
 
     def register(self, node: plan_pb2.Node) -> None:
@@ -93,12 +95,13 @@ class Fleet:
     def run(self, until: Callable[[], bool]) -> None:
         """Let ticks pass, while nodes say that they have all plans there may be."""
         self.driver.start()
-        beat = control_pb2.HeartbeatRequest(plan_epoch=99, held_epoch=99)
+        beat = control_pb2.HeartbeatRequest()
         end_s = time.monotonic() + 30
         while not until():
             assert time.monotonic() < end_s
             self.clock.at_ms += 50
             beat.sequence += 1
+            beat.plan_epoch = beat.held_epoch = self.driver._epoch
             for node in NODES:
                 beat.node, beat.incarnation = node.name, f"{node.name}-1"
                 copy = control_pb2.HeartbeatRequest()
@@ -119,13 +122,14 @@ def fleet() -> Fleet:
 def test_many_moves_are_prepared_in_another_process(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here: list[Asked] = []
+    here = []
+    run = PrepareOperation.run
 
-    def prepare_here(asked: Asked) -> PreparedOperation:
-        here.append(asked)
-        return prepare_operation(asked)
+    def run_here(task: PrepareOperation) -> OperationPrepared:
+        here.append(task)
+        return run(task)
 
-    monkeypatch.setattr(planning, "prepare_operation", prepare_here)
+    monkeypatch.setattr(PrepareOperation, "run", run_here)
     assert len(fleet.driver.start_reshard(fleet.request("few", 3)).moves) == 3
     assert len(here) == 1
     assert len(fleet.driver.start_reshard(fleet.request("many", MANY)).moves) == MANY
@@ -143,9 +147,9 @@ def test_nobody_waits_for_the_lock_meanwhile(fleet: Fleet, buckets: int) -> None
 def test_what_another_process_gets_has_no_records(fleet: Fleet) -> None:
     fleet.driver.start_reshard(fleet.request("r1", 3))
     request = fleet.request("r2", 3)
-    asked = fleet.driver.call(lambda core, now_ms: core.pose(request, now_ms))
-    assert asked is not None
-    assert not asked.now.operations
+    task = fleet.driver.call(lambda core, now_ms: core.build_task(request, now_ms))
+    assert task is not None
+    assert not task.now.operations
 
 
 def test_what_was_prepared_by_an_older_plan_is_not_accepted(fleet: Fleet) -> None:
@@ -193,17 +197,17 @@ def test_moves_are_made_again_beside_the_ticks_and_written_again(
 ) -> None:
     """One waits for another, which moves the first of its buckets."""
     done_by = []
-    do = Planning.do
+    run = Planning.run
 
-    def watched(self: Planning, task: Posed | Asked) -> Proposal | PreparedOperation:
+    def watched(self: Planning, task: Task[Result]) -> Result:
         done_by.append(threading.current_thread().name)
-        return do(self, task)
+        return run(self, task)
 
     fleet.driver.start_reshard(fleet.request("r1", 1))
     request = fleet.request("r2", MANY)
     fleet.driver.start_reshard(request)
     fleet.tick()
-    monkeypatch.setattr(Planning, "do", watched)
+    monkeypatch.setattr(Planning, "run", watched)
     fleet.run(lambda: bool(fleet.operations()["r2"].operation.base_epoch))
     record = fleet.operations()["r2"]
     assert record.operation.base_epoch > 1
@@ -270,7 +274,7 @@ def test_to_prepare_changes_nothing_that_ticks_share() -> None:
     layout = PackedLayout({0: _codes([0, 1])}, owned)
     numbered = layout.of_codes
     proposal = Proposal(owners={Bucket(0, 0): (Place(1, 0), Place(0, 0))}, explanation="")
-    settle("reshard", "x", proposal, _situation(layout, NODES))
+    build_moves("reshard", "x", proposal, _situation(layout, NODES))
     with pytest.raises(IndexError):
         numbered(_codes([2]))  # no holders were added
 
@@ -282,7 +286,7 @@ def test_a_bucket_may_not_have_too_many_owners_while_it_moves() -> None:
     now = _situation(layout, nodes)
     wanted = {Bucket(0, 1): (*owners[1:], Place(OWNERS_MAX, 0))}
     with pytest.raises(RefusedError, match=f"bucket 1 .* would have {OWNERS_MAX + 1} owners"):
-        settle("reshard", "x", Proposal(owners=wanted, explanation=""), now)
+        build_moves("reshard", "x", Proposal(owners=wanted, explanation=""), now)
 
 
 @pytest.fixture

@@ -8,19 +8,19 @@ from pathlib import Path
 import grpc
 import pytest
 import redis
+from commands import embertide
 from control_bench import Client, eventually
 from fake_node import TABLES, FakeNode
 from simulation import make_node, make_registration
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.state import RedisState
-from embertide.server.cli.app import app
 from embertide.server.core.control import ControlOptions
 from embertide.server.core.drift.options import DriftOptions
 from embertide.server.services.control_server import ControlServer, ServerOptions
 from embertide.server.services.fleets import Fleets
-from embertide.server.services.gate import MODEL_KEY
+from embertide.server.services.identity import MODEL_KEY
 from embertide.v1 import control_pb2, control_pb2_grpc
 
 STATUS = control_pb2.ControlServiceGetStatusRequest()
@@ -175,7 +175,7 @@ def test_commands_name_the_model(redis_url: str, tmp_path: Path) -> None:
     command += ["--model", "news", "--model", "shop", "--directory", str(tmp_path)]
 
     def run(*words: str) -> Result:
-        return CliRunner().invoke(app, [*words, "--control", address])
+        return embertide(*words, "--control", address)
 
     with contextlib.ExitStack() as stack:
         child = stack.enter_context(Child(command, log=tmp_path / "control.log"))

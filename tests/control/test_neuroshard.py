@@ -24,7 +24,7 @@ from embertide.server.core.plan.instance import (
 )
 from embertide.server.core.plan.neuroshard import Neuroshard
 from embertide.server.core.plan.planner import Problem
-from embertide.server.core.plan.polish import Placed, fits, polished
+from embertide.server.core.plan.polish import Placement, fits, polished
 from embertide.server.core.plan.relabel import relabelled
 from embertide.server.core.plan.shard_costs import ShardCosts
 from embertide.v1 import plan_pb2
@@ -199,7 +199,7 @@ def exchange_problem() -> tuple[Instance, Bools]:
 def test_buckets_are_exchanged_where_devices_are_full() -> None:
     instance, owned_DB = exchange_problem()
     costs = ShardCosts(instance, cost_net.shipped())
-    better = polished(instance, costs, Placed(owned_DB, np.inf), 1e9, ALL)
+    better = polished(instance, costs, Placement(owned_DB, np.inf), 1e9, ALL)
     assert sorted(better.owned_DB[:, :2].sum(axis=1).tolist()) == [1, 1]
     assert fits(instance, better.owned_DB, ALL)
     assert better.value == pytest.approx(value(instance, better.owned_DB), rel=1e-4)
@@ -217,7 +217,7 @@ def test_room_is_filled_with_what_is_asked_most_a_byte() -> None:
 def test_devices_keep_what_they_have() -> None:
     instance, owned_DB = exchange_problem()
     costs = ShardCosts(instance, cost_net.shipped())
-    turned = Placed(owned_DB[::-1].copy(), value(instance, owned_DB[::-1]))
+    turned = Placement(owned_DB[::-1].copy(), value(instance, owned_DB[::-1]))
     assert (relabelled(instance, costs, turned, ALL).owned_DB == owned_DB).all()
 
 

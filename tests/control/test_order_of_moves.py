@@ -4,10 +4,11 @@ from simulation import make_node, make_tables
 
 from embertide.server.core.plan.bootstrap import first_plan
 from embertide.server.core.plan.layout import Bucket, Holders, LaidPlan, Place, assignments_of
+from embertide.server.core.plan.moves import move_of
 from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.plan.prices import Prices
 from embertide.server.core.plan.workload import Work, Workload
-from embertide.server.core.reshard import Situation, move_of, settle
+from embertide.server.core.reshard import Situation, build_moves
 
 A, B = Place(0, 0), Place(1, 0)
 
@@ -38,10 +39,10 @@ def test_what_leaves_makes_room_for_what_comes() -> None:
     )
     # Both nodes are full. Each gets a copy of what only the other has, and gives up another copy.
     wanted = {Bucket(0, 0): (A,), Bucket(0, 1): (A, B), Bucket(0, 2): (B,), Bucket(0, 3): (B, A)}
-    prepared = settle("reshard", "x", Proposal(owners=wanted, explanation=""), now)
+    move_plan = build_moves("reshard", "x", Proposal(owners=wanted, explanation=""), now)
     used = {A: 300, B: 300}
     holding = {bucket: set(held.owners) for bucket, held in layout.items()}
-    for message in prepared.moves:
+    for message in move_plan.moves:
         move = move_of(message)
         if move.target is not None:
             used[move.target] += 100

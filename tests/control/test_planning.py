@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from odd_planners import Dying, Failing, Slow
-from simulation import make_node, make_registration, make_tables, make_versions
+from simulation import first_beat, make_node, make_registration, make_tables, make_versions
 
 from embertide.server.adapters.state import MemoryState
 from embertide.server.core.control import Control, ControlOptions
@@ -32,6 +32,9 @@ class Loads:
             answers["node-0"].buckets.add(bucket=bucket, reads=100, resident_bytes=10)
         return answers
 
+    def epochs(self, addresses: dict[str, str]) -> dict[str, int]:
+        return dict.fromkeys(addresses, 0)
+
 
 def _register(
     request: control_pb2.RegisterNodeRequest, core: Control, now_ms: int
@@ -48,6 +51,7 @@ class Running:
         self.driver = Driver(options, self.store, Loads(), Clock(), Planning(limit_s))
         for node in NODES:
             self.driver.call(functools.partial(_register, make_registration(node, TABLES)))
+            self.driver.beat(first_beat(node))
         self._ended = threading.Event()
         self._beats = threading.Thread(target=self._beat)
         self.longest_beat_s = 0.0

@@ -20,7 +20,8 @@ from embertide.server.core.plan.layout import (
     devices,
     layout_of,
 )
-from embertide.server.core.plan.moves import Move, Step, arrived, changes, moves_to, stepped
+from embertide.server.core.plan.moves import Move, Step, arrived, moves_to, stepped
+from embertide.server.core.plan.names import changes
 from embertide.server.core.plan.planner import Problem
 from embertide.server.core.plan.validity import check_plan
 from embertide.server.core.plan.workload import Work, Workload, device_work, predicted, skew

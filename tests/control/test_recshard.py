@@ -9,12 +9,12 @@ from bench.drift.small_cases import brute_shares, random_curve, tiers_answer, ti
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.instance import instances, owned_after
 from embertide.server.core.plan.recshard import RecShard
-from embertide.server.core.plan.shares import LEAST_SHARE_BYTES, check_shares, messages_of
+from embertide.server.core.plan.shares import SHARE_BYTES_MIN, check_shares, messages_of
 from embertide.server.core.plan.tier_budgets import (
     Curve,
     by_hulls,
     by_milp,
-    least_missed,
+    min_missed,
     missed,
     share_out,
 )
@@ -38,7 +38,7 @@ def test_shares_leave_no_more_to_the_ssd_than_the_best_ones(seed: int) -> None:
     assert found is not None
     assert missed(curves, found) <= best * 1.001
     # Hulls give a bound below, and an answer that is near.
-    assert least_missed(curves, room) <= best + 1e-9
+    assert min_missed(curves, room) <= best + 1e-9
     assert np.array_equal(share_out(curves, room, 5.0), given_T)
 
 
@@ -60,7 +60,7 @@ def test_shares_fit_the_room_of_each_device() -> None:
     for place, room in asking.row_room.items():
         given = [size for what, size in proposal.tier_shares.items() if what.device == place]
         assert sum(given) <= room
-        assert all(size >= LEAST_SHARE_BYTES for size in given)
+        assert all(size >= SHARE_BYTES_MIN for size in given)
     assert "predicted from the SSDs" in proposal.explanation
 
 
@@ -77,7 +77,7 @@ def test_what_does_not_apply_is_refused() -> None:
 
     assert "no device with an SSD tier" in refusal(dataclasses.replace(asking, row_room={}))
     assert "no node has reported miss curves" in refusal(dataclasses.replace(asking, curves={}))
-    tiny = dict.fromkeys(asking.row_room, LEAST_SHARE_BYTES / 2)
+    tiny = dict.fromkeys(asking.row_room, SHARE_BYTES_MIN / 2)
     assert "raise its DDR budget" in refusal(dataclasses.replace(asking, row_room=tiny))
 
 

@@ -174,7 +174,12 @@ WITHOUT_A_PLAN = [
 SERVING = [
     # RegisterNode
     Case("address", "RegisterNode", registration(address="nowhere"), INVALID, ("nowhere", "HOST:")),
-    Case("name", "RegisterNode", registration(name=""), INVALID, ("'' is 0 bytes", "use 1 to 64")),
+    Case("name", "RegisterNode", registration(name=""), INVALID, ("'' is no name", "use 1 to 64")),
+    *(
+        Case("odd name", "RegisterNode", registration(name=name), INVALID, ("no name", "use 1 to"))
+        for name in ("[/b]", "\x1b[2J", "a b", "a/b", "x" * 65)
+    ),
+    Case("odd model", "RegisterNode", registration(model="\x1b]0;"), INVALID, ("no name", "use")),
     Case("id", "RegisterNode", registration(id="a b"), INVALID, ("'a b'", "use 1 to 64")),
     Case("devices", "RegisterNode", registration(devices=0), INVALID, ("0 devices", "use 1 to 16")),
     Case("no tables", "RegisterNode", registration(tables=[]), INVALID, ("empty", "name the")),
@@ -371,7 +376,13 @@ SERVING = [
         ("half_life_s is 7", "use one of 60"),
     ),
     Case("unknown", "StartReshard", reshard(drain_node="node-9"), NOT_FOUND, ("'node-9'", "has")),
-    Case("drain all", "StartReshard", reshard(drain_node="other"), FULL, ("no other", "add")),
+    Case(
+        "drain all",
+        "StartReshard",
+        reshard(drain_node="other"),
+        PRECONDITION,
+        ("only one", "start"),
+    ),
     Case("undo", "StartReshard", reshard(undo_operation="r0"), NOT_FOUND, ("'r0'", "list")),
     Case("no such group", "StartReshard", reshard(remove_group=7), NOT_FOUND, ("7", "has [0, 1]")),
     Case("nobody", "StartReshard", reshard(add_group=7), NOT_FOUND, ("group 7", "start its nodes")),
@@ -512,7 +523,7 @@ def test_bad_input_is_refused_by_its_own_status_and_changes_nothing(
 ) -> None:
     odd = {"failing": Failing, "dying": Dying, "slow": lambda: Slow(60.0, Path("/dev/null"))}
     monkeypatch.setattr(planners, "PLANNERS", {**planners.PLANNERS, **odd})
-    control = bench.control(expect=4, planner_limit_s=LIMIT_S)
+    control = bench.control(expect=4, heartbeat_ms=200, planner_limit_s=LIMIT_S)
     world = World(bench.client(control.address), bench.url)
     faults, changes = refuse(world, WITHOUT_A_PLAN)
 

@@ -104,6 +104,30 @@ class Script:
         self.fleet.restart(int(found_after_ms))
         return []
 
+    def do_lose(self) -> list[str]:
+        """Lose all that is in the store."""
+        self.fleet.store.lose()
+        return []
+
+    def do_find(self) -> list[str]:
+        """Let nodes register again with a control plane that does not know them."""
+        for node in self.fleet.nodes.values():
+            request = make_registration(node.node, self.fleet.tables, id=node.incarnation)
+            self.fleet.core.register(request, self.fleet.now_ms)
+        self.fleet.settle()
+        return []
+
+    def do_adopt(self, id: str = "adopt", dry: str = "") -> list[str]:
+        loads = {name: node.load() for name, node in self.fleet.nodes.items() if node.alive}
+        request = control_pb2.AdoptPlanRequest(request_id=id, dry_run=dry == "yes")
+        answer = self.fleet.core.adopt(request, loads, self.fleet.now_ms)
+        self.fleet.settle()
+        said = [f"plan {answer.plan_epoch}, {answer.buckets_unheld} buckets unheld"]
+        return said + [
+            f"  {each.node} acted by plan {each.plan_epoch}, holds {each.buckets}"
+            for each in answer.nodes
+        ]
+
     def do_remove(self, name: str, id: str = "remove") -> list[str]:
         request = control_pb2.RemoveNodeRequest(request_id=id, node=name)
         self.fleet.core.remove(request, self.fleet.now_ms)

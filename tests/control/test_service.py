@@ -15,7 +15,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from simulation import make_node, make_registration
 
-from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.adapters.state import RedisState
 from embertide.server.core.control import Control, ControlOptions
@@ -23,11 +22,13 @@ from embertide.server.core.plan.layout import layout_of
 from embertide.server.services import gate
 from embertide.server.services.control_server import ControlServer, ServerOptions
 from embertide.server.services.listening import ListenError
-from embertide.server.services.tokens import Tokens
+from embertide.server.services.tokens import Tokens, TokensError
 from embertide.v1 import control_pb2, plan_pb2, update_pb2
 
 SUCCEEDED = control_pb2.OPERATION_STATE_SUCCEEDED
 STATUS = control_pb2.ControlServiceGetStatusRequest()
+
+LOOK, ACT, SERVE = "may-look-at-all-of-it", "may-act-on-all-of-it", "may-serve-all-of-it"
 
 
 def wait_for_plan(client: Client, epoch: int = 1) -> None:
@@ -208,15 +209,26 @@ def test_ids_and_pages(bench: Bench) -> None:
     assert not page.next_page_token
 
 
+@pytest.mark.parametrize("token", ["x", "fifteen-letters"])
+def test_a_token_that_can_be_guessed_is_refused(tmp_path: Path, token: str) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"# who\noperator:{token}\n")
+    with pytest.raises(
+        TokensError, match=r"line 2: the token has \d+ letters, and 16 is the"
+    ) as no:
+        Tokens(path)
+    assert f" {token} " not in str(no.value)
+    path.write_text("operator:sixteen-letters-\n")
+    Tokens(path)
+
+
 def test_tokens_roles_and_the_audit_log(bench: Bench, tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
     tokens = tmp_path / "tokens"
-    tokens.write_text("reader:may-look\noperator/alice:may-act\nnode:may-serve\n")
+    tokens.write_text(f"reader:{LOOK}\noperator/alice:{ACT}\nnode:{SERVE}\n")
     control = bench.control(expect=1, tokens=Tokens(tokens), audit=audit)
-    bench.node("node-0", control.address, token="may-serve")
-    nobody, reader, operator = (
-        bench.client(control.address, token) for token in ("", "may-look", "may-act")
-    )
+    bench.node("node-0", control.address, token=SERVE)
+    nobody, reader, operator = (bench.client(control.address, token) for token in ("", LOOK, ACT))
     wait_for_plan(operator)
     assert nobody.refused("GetStatus", STATUS)[0] == "UNAUTHENTICATED"
     assert bench.client(control.address, "guess").refused("GetStatus", STATUS)[0] == (
@@ -226,6 +238,7 @@ def test_tokens_roles_and_the_audit_log(bench: Bench, tmp_path: Path) -> None:
     start = control_pb2.StartReshardRequest(operation_id="r1", planner="greedy", reason="why not")
     assert reader.refused("StartReshard", start)[0] == "PERMISSION_DENIED"
     operator.call("StartReshard", start)
+    assert audit.stat().st_mode & 0o777 == 0o600
     lines = [json.loads(line) for line in audit.read_text().splitlines()]
     assert lines[0]["rpc"] == "RegisterNode"
     assert nobody.refused("StartReshard", start)[0] == "UNAUTHENTICATED"
@@ -238,7 +251,7 @@ def test_tokens_roles_and_the_audit_log(bench: Bench, tmp_path: Path) -> None:
     assert done["ids"] == {"operation_id": "r1"}
     assert "may-" not in audit.read_text()
     assert control.gate.refused["StartReshard PERMISSION_DENIED"] == 1
-    node = bench.client(control.address, "may-serve")
+    node = bench.client(control.address, SERVE)
     for rpc, request, needs in (
         ("StartReshard", start, "operator"),
         ("RemoveNode", control_pb2.RemoveNodeRequest(node="node-0"), "operator"),
@@ -250,8 +263,7 @@ def test_tokens_roles_and_the_audit_log(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_a_state_that_cannot_be_reached(bench: Bench, tmp_path: Path) -> None:
-    port = free_ports(1)[0]
-    options = RedisOptions(log=tmp_path / "log", port=port, append_only=tmp_path / "state")
+    options = RedisOptions(log=tmp_path / "log", append_only=tmp_path / "state")
     with RedisServer(options) as server:
         store = RedisState(server.url, "news")
         control = bench.stack.enter_context(

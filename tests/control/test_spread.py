@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from simulation import Simulation, make_node, make_registration, make_tables
+from simulation import Simulation, first_beat, make_node, make_registration, make_tables
 
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.bootstrap import first_plan, sites_of
@@ -96,6 +96,7 @@ def test_no_first_plan_is_made_of_a_model_that_does_not_fit() -> None:
         request = make_registration(make_node(name, budget=budget), fleet.tables)
         request.table_bytes.append(100)
         fleet.core.register(request, fleet.now_ms)
+        fleet.core.fleet.beat(first_beat(request.node), fleet.now_ms)
 
     register("node-0", 50)
     register("node-1", 40)

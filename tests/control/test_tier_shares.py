@@ -7,13 +7,13 @@ from bench.drift.virtual import VirtualFleet, make_tables
 from embertide.server.core.drift.options import DriftOptions
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.layout import Place
-from embertide.server.core.plan.shares import Shared, messages_of, shares_of
+from embertide.server.core.plan.shares import ShareKey, messages_of, shares_of
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
 MIB = 1 << 20
 DDR = plan_pb2.TIER_DDR
-USER = Shared(Place(0, 0), DDR, 0)
-ITEM = Shared(Place(0, 0), DDR, 1)
+USER = ShareKey(Place(0, 0), DDR, 0)
+ITEM = ShareKey(Place(0, 0), DDR, 1)
 
 
 def make_node(number: int, ddr: int = 8 * MIB, ssd: int = 64 * MIB) -> plan_pb2.Node:
@@ -46,7 +46,7 @@ def return_as(fleet: VirtualFleet, node: plan_pb2.Node) -> None:
 
 
 def ask(
-    fleet: VirtualFleet, id: str, shares: dict[Shared, int], **goal: str
+    fleet: VirtualFleet, id: str, shares: dict[ShareKey, int], **goal: str
 ) -> control_pb2.StartReshardResponse:
     request = control_pb2.StartReshardRequest(operation_id=id, **goal)  # type: ignore[arg-type]
     if not goal:
@@ -62,7 +62,7 @@ def state(fleet: VirtualFleet, id: str) -> str:
     return control_pb2.OperationState.Name(operation.state).removeprefix("OPERATION_STATE_")
 
 
-def planned(fleet: VirtualFleet) -> dict[Shared, int]:
+def planned(fleet: VirtualFleet) -> dict[ShareKey, int]:
     assert fleet.core.plan is not None
     return shares_of(fleet.core.plan.tier_shares)
 
@@ -90,10 +90,10 @@ def test_shares_become_part_of_the_plan_and_an_undo_takes_them_back() -> None:
 @pytest.mark.parametrize(
     ("shares", "says"),
     [
-        ({Shared(Place(0, 0), DDR, 9): MIB}, "share of table 9, which does not exist"),
-        ({Shared(Place(5, 0), DDR, 0): MIB}, "device 5/0: node 5, device 0 does not exist"),
+        ({ShareKey(Place(0, 0), DDR, 9): MIB}, "share of table 9, which does not exist"),
+        ({ShareKey(Place(5, 0), DDR, 0): MIB}, "device 5/0: node 5, device 0 does not exist"),
         (
-            {Shared(Place(0, 0), plan_pb2.TIER_SSD, 0): MIB},
+            {ShareKey(Place(0, 0), plan_pb2.TIER_SSD, 0): MIB},
             "share of table 'table-0' on device node-0/0: SSD cannot be shared out",
         ),
         ({USER: 1000}, "1,000 bytes; at least 65,536"),
@@ -101,7 +101,7 @@ def test_shares_become_part_of_the_plan_and_an_undo_takes_them_back() -> None:
         ({ITEM: 7 * MIB}, "with the shares before it, 9,437,184 bytes exceed"),
     ],
 )
-def test_an_impossible_share_is_refused_by_name(shares: dict[Shared, int], says: str) -> None:
+def test_an_impossible_share_is_refused_by_name(shares: dict[ShareKey, int], says: str) -> None:
     fleet = make_fleet()
     ask(fleet, "r1", {USER: 2 * MIB})
     epoch = fleet.core.epoch
@@ -126,7 +126,7 @@ def test_a_share_that_stands_twice_and_one_without_an_ssd_are_refused() -> None:
 
 def test_a_node_that_comes_back_smaller_loses_shares_that_it_cannot_give() -> None:
     fleet = make_fleet()
-    other = Shared(Place(1, 0), DDR, 0)
+    other = ShareKey(Place(1, 0), DDR, 0)
     ask(fleet, "r1", {USER: 4 * MIB, other: 4 * MIB})
     return_as(fleet, make_node(0, ddr=2 * MIB))
     assert planned(fleet) == {other: 4 * MIB}
@@ -163,6 +163,6 @@ def test_recshard_makes_shares_of_the_curves_that_nodes_report() -> None:
     assert state(fleet, "r1") == "SUCCEEDED"
     shares = planned(fleet)
     for node in (0, 1):
-        user, item = (shares[Shared(Place(node, 0), DDR, table)] for table in (0, 1))
+        user, item = (shares[ShareKey(Place(node, 0), DDR, table)] for table in (0, 1))
         assert user >= 2 * MIB
         assert user + item <= 6 * MIB

@@ -40,8 +40,8 @@ def test_a_command_that_fails_fails_its_task() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("title", ["A TorchRec model", "Why an answer is what it is"])
 def test_a_task_is_done_by_the_page_alone(title: str) -> None:
-    grpc, http, metrics = free_ports(3)
-    ports = f"--grpc-port {grpc} --http-port {http} --metrics-port {metrics}"
+    grpc, metrics = free_ports(2)
+    ports = f"--grpc-port {grpc} --metrics-port {metrics}"
     # Other ports than the page's, where a node of somebody else may be.
     page = re.sub(r"^(embertide serve .*)", rf"\1 {ports}", PAGE, flags=re.MULTILINE)
     page = page.replace("127.0.0.1:8001", f"127.0.0.1:{grpc}")

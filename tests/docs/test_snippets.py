@@ -25,6 +25,7 @@ from google.protobuf import text_format
 from pages import PAGES, ROOT, Block, blocks, parse
 from tritonclient.grpc import model_config_pb2
 
+from embertide._common.commands import loaded
 from embertide.server.cli.app import app as server
 from embertide.server.cli.target import read_target
 from embertide.trainer.__main__ import app as trainer
@@ -232,7 +233,7 @@ def unknown(command: str) -> str | None:
     words = shlex.split(command, comments=True)
     group, path = TRAINER if words[0] in TRAINER.commands else SERVER, list(words)
     while path and path[0] in getattr(group, "commands", {}):
-        group = group.commands[path.pop(0)]
+        group = loaded(group.commands[path.pop(0)])
     if group is SERVER and not path[0].startswith("-"):
         return f"{path[0]} is no command"
     options = {name for each in group.params for name in (*each.opts, *each.secondary_opts)}

@@ -1,10 +1,10 @@
 """Each message of docs/troubleshooting.md is one of the code's, but for its values."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
-import pytest
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +21,7 @@ def _message(node: ast.AST) -> str | None:
     return None
 
 
+@functools.cache  # and not when tests are collected, which each worker does for all
 def _python() -> str:
     """Every string of the product, one a line."""
     found = []
@@ -31,6 +32,7 @@ def _python() -> str:
     return "\n".join(found)
 
 
+@functools.cache
 def _cpp() -> str:
     """The literals of each statement of the backend as one text, one statement a line."""
     found = []
@@ -49,18 +51,19 @@ def messages() -> list[str]:
     return rows
 
 
-PYTHON, CPP = _python(), _cpp()
-
-
-@pytest.mark.parametrize("message", messages())
-def test_the_message_is_in_the_code(message: str) -> None:
-    pattern = re.compile(re.escape(message).replace(ANY, r".{0,200}?"))
-    assert pattern.search(PYTHON) or pattern.search(CPP)
+def test_every_message_is_in_the_code() -> None:
+    patterns = {each: re.compile(re.escape(each).replace(ANY, r".{0,200}?")) for each in messages()}
+    missing = [
+        message
+        for message, pattern in patterns.items()
+        if not pattern.search(_python()) and not pattern.search(_cpp())
+    ]
+    assert not missing, "\n".join(missing)
 
 
 def test_a_message_that_is_gone_would_be_found() -> None:
-    assert "the suffix of … tells no format" in PYTHON
-    assert "the suffixes of … tell no format" not in PYTHON
+    assert "the suffix of … tells no format" in _python()
+    assert "the suffixes of … tell no format" not in _python()
 
 
 def test_the_page_is_read_as_a_table() -> None:

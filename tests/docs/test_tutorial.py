@@ -21,11 +21,10 @@ def test_its_files_are_named_and_compile() -> None:
 
 @pytest.mark.long
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    grpc, http, metrics = free_ports(3)
+    grpc, metrics = free_ports(2)
     # Other ports than the page's, where a node of somebody else may be.
     changes = {
-        "--name ratings": f"--name ratings --grpc-port {grpc} --http-port {http} "
-        f"--metrics-port {metrics}",
+        "--name ratings": f"--name ratings --grpc-port {grpc} --metrics-port {metrics}",
         "127.0.0.1:8001": f"127.0.0.1:{grpc}",
         "embertide status": f"embertide status --url http://127.0.0.1:{metrics}/metrics",
     }

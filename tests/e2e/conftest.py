@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from serving import with_stock_front
 
 from embertide import _store
 from embertide.server.adapters import process, triton
@@ -241,7 +242,7 @@ def server_options(
     """Options of a server of its own: free ports, an empty repository."""
     directory = tmp_path_factory.mktemp("triton")
     (directory / "models").mkdir()
-    http_port, grpc_port, metrics_port = process.free_ports(3)
+    grpc_port, metrics_port = process.free_ports(2)
     # A backend built with a sanitizer needs its runtime in the server: EMBERTIDE_TRITON_PRELOAD.
     runtime = os.environ.get("EMBERTIDE_TRITON_PRELOAD")
     preload = {"LD_PRELOAD": runtime} if runtime else {}
@@ -249,7 +250,6 @@ def server_options(
         repository=directory / "models",
         backends=backends,
         log=directory / "triton.log",
-        http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,
         explicit=True,
@@ -258,14 +258,10 @@ def server_options(
     )
 
 
-@pytest.fixture(scope="session")
-def server(
-    server_options: triton.ServerOptions, snapshot: tuple[Path, Reference]
-) -> Iterator[triton.TritonServer]:
-    """A server with the models `lookup` (two instances), `hps` and `lean` over the snapshot."""
-    for name in server_options.models:
-        options = triton.ModelOptions(
-            snapshot=snapshot[0],
+def _write_models(options: triton.ServerOptions, snapshot: Path) -> None:
+    for name in options.models:
+        model = triton.ModelOptions(
+            snapshot=snapshot,
             hps_names=name == "hps",
             index="lean" if name == "lean" else None,
             instances=2,
@@ -275,8 +271,40 @@ def server(
             max_keys=200,
             node="node-test",
         )
-        triton.write_model(server_options.repository, name, options)
+        triton.write_model(options.repository, name, model)
+
+
+@pytest.fixture(scope="session")
+def server(
+    server_options: triton.ServerOptions, snapshot: tuple[Path, Reference]
+) -> Iterator[triton.TritonServer]:
+    """A server with the models `lookup` (two instances), `hps` and `lean` over the snapshot."""
+    _write_models(server_options, snapshot[0])
     with triton.TritonServer(server_options) as running:
+        yield running
+        assert running.alive(), running.log_text()
+
+
+@pytest.fixture(params=["grpc", "http"])
+def protocol(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def stock(
+    server_options: triton.ServerOptions,
+    snapshot: tuple[Path, Reference],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[triton.TritonServer]:
+    """The same behind tritonserver's own front end, which answers over HTTP as well."""
+    directory = tmp_path_factory.mktemp("stock")
+    options = with_stock_front(
+        dataclasses.replace(
+            server_options, repository=directory / "models", log=directory / "triton.log"
+        )
+    )
+    _write_models(options, snapshot[0])
+    with triton.TritonServer(options) as running:
         yield running
         assert running.alive(), running.log_text()
 

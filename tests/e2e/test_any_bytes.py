@@ -1,6 +1,6 @@
-"""Any bytes at the listeners that Python serves: those who may are answered, memory is bounded.
+"""Any bytes at listeners of processes: those who may are answered, memory is bounded.
 
-`make fuzz-long` throws more; a node's own ports are those of backend_cpp/fuzz/frames_fuzz.cc.
+`make fuzz-long` throws more; what nodes serve one another is fuzzed by frames_fuzz.cc.
 """
 
 import os
@@ -13,7 +13,7 @@ _EACH = int(os.environ.get("EMBERTIDE_THROWN", "600"))
 
 def test_listeners_outlive_what_strangers_send(tmp_path: Path) -> None:
     with listeners(tmp_path) as every:
-        assert len(every) == 4
+        assert len(every) == 7
         for listener in every:
             thrower = Thrower(listener, seed=1)
             said = len(listener.process.log_text())

@@ -1,6 +1,7 @@
 """embertide.Client against a real Triton: the right vectors, by name, whatever the columns."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from serving import beside
+import tritonclient.grpc
+from serving import beside, wait_until
 from tritonclient.utils import InferenceServerException
 
 from bench.authority import Authority
@@ -46,7 +48,7 @@ def served(
     server: triton.TritonServer, snapshot: tuple[Path, Any]
 ) -> Iterator[triton.TritonServer]:
     """The shared server, with a model that tells its features."""
-    with Client(server.grpc) as client:
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as raw:
         options = triton.ModelOptions(
             snapshot=snapshot[0],
             max_batch_size=8,
@@ -56,7 +58,6 @@ def served(
             schema=schema_of(snapshot[0]),
         )
         triton.write_model(server.options.repository, MODEL, options)
-        raw = client._servers[0]
         raw.load_model(MODEL)
         yield server
         raw.unload_model(MODEL)
@@ -142,33 +143,54 @@ def test_a_schema_of_another_model_is_refused_at_load(
     other = schema_of(snapshot[0]).replace("user_id", "user")
     options = triton.ModelOptions(snapshot=snapshot[0], schema=other)
     triton.write_model(served.options.repository, "other", options)
-    with Client(served.grpc) as client:
+    with tritonclient.grpc.InferenceServerClient(served.grpc) as raw:
         says = "names the features item_id, user, history, tags; the model has item_id, user_id"
         with pytest.raises(InferenceServerException, match=says):
-            client._servers[0].load_model("other")
+            raw.load_model("other")
 
 
+def has_metrics(server: triton.TritonServer) -> bool:
+    """They come up last."""
+    assert server.alive(), server.log_text()
+    with contextlib.suppress(triton.TritonError):
+        return bool(server.metrics())
+    return False
+
+
+@pytest.mark.parametrize("front", ["own", "triton"])
 def test_tls_holds_both_ways(
-    server_options: triton.ServerOptions, snapshot: tuple[Path, Any], tmp_path: Path
+    server_options: triton.ServerOptions,
+    snapshot: tuple[Path, Any],
+    tmp_path: Path,
+    front: triton.Front,
 ) -> None:
     Authority().issue(tmp_path / "server", "node")
     files = {name: tmp_path / "server" / name for name in ("tls.crt", "tls.key", "ca.crt")}
+    by_front: dict[str, dict[str, Any]] = {
+        "own": {"tls": tmp_path / "server"},
+        "triton": {
+            "extra": (
+                "--grpc-use-ssl=1",
+                "--grpc-use-ssl-mutual=1",
+                f"--grpc-server-cert={files['tls.crt']}",
+                f"--grpc-server-key={files['tls.key']}",
+                f"--grpc-root-cert={files['ca.crt']}",
+            )
+        },
+    }
     options = beside(
         server_options,
         tmp_path / "models",
         tmp_path / "triton.log",
         [MODEL],
-        extra=(
-            "--grpc-use-ssl=1",
-            "--grpc-use-ssl-mutual=1",
-            f"--grpc-server-cert={files['tls.crt']}",
-            f"--grpc-server-key={files['tls.key']}",
-            f"--grpc-root-cert={files['ca.crt']}",
-        ),
+        front=front,
+        **by_front[front],
     )
     model = triton.ModelOptions(snapshot=snapshot[0], schema=schema_of(snapshot[0]))
     triton.write_model(options.repository, MODEL, model)
-    with triton.TritonServer(options) as running:
+    # What starts the server asks ours at a socket of its own, and Triton's in plain text.
+    with triton.TritonServer(options, wait=front == "own") as running:
+        wait_until(lambda: has_metrics(running), 60)
         ours = Tls(ca=files["ca.crt"], certificate=files["tls.crt"], key=files["tls.key"])
         with Client(running.grpc, tls=ours, token="secret", timeout_s=10) as client:
             assert client.lookup(MODEL, COLUMNS).version == 41

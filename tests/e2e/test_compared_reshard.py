@@ -23,7 +23,7 @@ from pair import Pair, start_pair
 from repeated import Repeated
 from torch import Tensor
 
-from embertide.server.adapters import process, triton
+from embertide.server.adapters import triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.cli.demo.options import UNMOVED_MODEL, DemoOptions
 from embertide.server.cli.demo.reshard import DemoReshard
@@ -170,7 +170,7 @@ def test_a_reshard_changes_no_answer_and_a_lost_row_is_found(
     lossy: bool, tmp_path: Path, server_options: triton.ServerOptions
 ) -> None:
     with contextlib.ExitStack() as stack:
-        options = RedisOptions(log=tmp_path / "redis.log", port=process.free_ports(1)[0])
+        options = RedisOptions(log=tmp_path / "redis.log")
         url = stack.enter_context(RedisServer(options)).url
         model = Model(tmp_path / "publication", url, CACHE, seed=11, net=MeanNet(1))
         true = model.publication.path

@@ -1,6 +1,7 @@
 """The dense plugin by its C ABI: programs run, and opened at once, as by the models of a server."""
 
 import ctypes
+import itertools
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from embertide.trainer.model.export import export_dense, named_tensors
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "build" / "cpp" / "backends" / "embertide" / "libembertide_dense.so"
 CACHE = ROOT / "build" / "cache" / "dense"
-ROUNDS = 400
+ROUNDS = 60  # without the lock, one opening in 25 went wrong
+AT_ONCE = 4
 _OPEN = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_char_p,
@@ -128,16 +130,8 @@ def _scores(plugin: Any, package: Path, net: nn.Module, inputs: tuple[Tensor, Te
 def test_one_sample_has_a_program_of_its_own(
     plugin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its program is made to score a half less, so that it shows which one was run."""
     net, inputs = Wide().eval(), (torch.rand(3, 2), torch.rand(3, 4))
-    path = tmp_path / "net.pt2"
-    export_dense(net, path, dense_features=2, embedding_dim=4, cache=CACHE)
-    with torch.no_grad():
-        want_B = net(*inputs)
-    assert torch.allclose(_scores(plugin, path, net, inputs), want_B, atol=1e-6)
-    for i, want in enumerate(want_B):
-        one = (inputs[0][i : i + 1], inputs[1][i : i + 1])
-        assert torch.allclose(_scores(plugin, path, net, one), want, atol=1e-6)
-    # It is the one that is run: this one's scores are the same, less a half.
     exported = one_sample.of
 
     def half_less(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
@@ -151,16 +145,19 @@ def test_one_sample_has_a_program_of_its_own(
         return exported(torch.export.export(Less(), program.example_inputs[0]))
 
     monkeypatch.setattr(one_sample, "of", half_less)
-    other = tmp_path / "other.pt2"
-    export_dense(net, other, dense_features=2, embedding_dim=4, cache=CACHE)
-    assert torch.allclose(_scores(plugin, other, net, inputs), want_B, atol=1e-6)
-    one = (inputs[0][:1], inputs[1][:1])
-    assert torch.allclose(_scores(plugin, other, net, one), want_B[:1] - 0.5, atol=1e-6)
+    path = tmp_path / "net.pt2"
+    export_dense(net, path, dense_features=2, embedding_dim=4, cache=CACHE)
+    with torch.no_grad():
+        want_B = net(*inputs)
+    assert torch.allclose(_scores(plugin, path, net, inputs), want_B, atol=1e-6)
+    for i, want in enumerate(want_B):
+        one = (inputs[0][i : i + 1], inputs[1][i : i + 1])
+        assert torch.allclose(_scores(plugin, path, net, one), want - 0.5, atol=1e-6)
 
 
 def test_programs_opened_at_once_keep_their_own_descriptions(plugin: Any, tmp_path: Path) -> None:
     wanted = {}
-    for count in (1, 2, 3):
+    for count in (1, 3):
         path, net = tmp_path / f"{count}.pt2", Layers(count)
         export_dense(net, path, dense_features=2, embedding_dim=4, cache=CACHE)
         wanted[path] = f"the program has {len(named_tensors(net))} parameters"
@@ -178,11 +175,14 @@ def test_programs_opened_at_once_keep_their_own_descriptions(plugin: Any, tmp_pa
         said.append((path, error.value.decode()))
 
     for _ in range(ROUNDS):
-        together = threading.Barrier(len(wanted))
-        threads = [threading.Thread(target=open_one, args=(path, together)) for path in wanted]
+        together = threading.Barrier(AT_ONCE)
+        threads = [
+            threading.Thread(target=open_one, args=(path, together))
+            for path in itertools.islice(itertools.cycle(wanted), AT_ONCE)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert len(said) == ROUNDS * len(wanted)
+    assert len(said) == ROUNDS * AT_ONCE
     assert [(path, what) for path, what in said if not what.startswith(wanted[path])] == []

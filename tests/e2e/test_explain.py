@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +9,13 @@ from typing import Any
 import pytest
 from checker import CONFIG as CHECKED
 from checker import CheckerPublisher, bucket_of
+from commands import embertide
 from fleet import TABLES, FleetSite, start_fleet
 from pair import start_pair
 from serving import Client, wait_until
+from typer.testing import Result
 
 from embertide.server.adapters import triton
-from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 
 ROOT = Path(__file__).parents[2]
@@ -26,14 +25,13 @@ ITEM = 1  # a table
 UNKNOWN = 100_000
 
 
-def explain(*words: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "embertide.server.cli", "explain", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def explain(*words: object) -> Result:
+    return embertide("explain", *words)
 
 
 def said(*words: object) -> dict[str, Any]:
     done = explain(*words, "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.exit_code == 0, done.output
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
@@ -81,7 +79,7 @@ def test_a_dead_owner_is_named(site: FleetSite) -> None:
     key = next(k for t, k in site.model.versions[1] if t == ITEM and owner(site, k) == 1)
     site.nodes[1].process.kill()
     done = explain("item", key, "--node", site.nodes[0].address)
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert f"{site.nodes[0].address} does not hold bucket" in done.stderr
     assert f"no node that shares a model answers at {site.nodes[1].address}" in done.stderr
 
@@ -90,7 +88,7 @@ def test_triton_nodes_of_several_instances_explain_one_model(
     tmp_path: Path, server_options: triton.ServerOptions
 ) -> None:
     with contextlib.ExitStack() as stack:
-        redis_options = RedisOptions(log=tmp_path / "redis.log", port=free_ports(1)[0])
+        redis_options = RedisOptions(log=tmp_path / "redis.log")
         redis = stack.enter_context(RedisServer(redis_options))
         publisher = CheckerPublisher(tmp_path / "publication", redis.url, CACHE)
         pair = start_pair(

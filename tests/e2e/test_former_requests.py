@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from serving import Client, change_manifest
+from serving import FRONTS, Client, change_manifest
 
 from embertide.server.adapters import triton
 
@@ -19,10 +19,9 @@ NO_KEY = -(2**63)
 
 
 @pytest.fixture(params=["grpc", "http"])
-def client(
-    request: pytest.FixtureRequest, server: triton.TritonServer, new_snapshot: Callable[[], Path]
-) -> Iterator[Client]:
+def client(request: pytest.FixtureRequest, new_snapshot: Callable[[], Path]) -> Iterator[Client]:
     """Of the model `changed`, which had features user_id and gone, and now crosses two of four."""
+    server = request.getfixturevalue(FRONTS[request.param])
     snapshot = new_snapshot()
     features = json.loads((snapshot / "manifest.json").read_text())["features"]
     both = {"name": "both", "table": "item", "pooling": "sum", "crossed": ["item_id", "user_id"]}

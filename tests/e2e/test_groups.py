@@ -58,8 +58,8 @@ class Site:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self._stack = directory, contextlib.ExitStack()
-        port, self._control_port = free_ports(2)
-        server = RedisServer(RedisOptions(log=directory / "redis.log", port=port))
+        (self._control_port,) = free_ports(1)
+        server = RedisServer(RedisOptions(log=directory / "redis.log"))
         self.url = self._stack.enter_context(server).url
         self.state = RedisState(self.url, CONFIG.name)
         self._stack.callback(self.state.close)

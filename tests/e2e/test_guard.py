@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from serving import Client, beside, metric, wait_until
 
 from bench import report
-from embertide.server.adapters import process, triton
+from embertide.server.adapters import triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.eval.served import ServedModel
 from embertide.trainer.guard.guard import Guard, GuardConfig, NewestEvents
@@ -115,7 +115,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, server_options: triton.ServerOptions) -> Iterator[Site]:
     log = tmp_path / "redis.log"
-    with RedisServer(RedisOptions(log=log, port=process.free_ports(1)[0])) as bus:
+    with RedisServer(RedisOptions(log=log)) as bus:
         publication = tmp_path / "pub"
         publisher = GradedPublisher(publication, bus.url, CACHE)
         models = write_models(tmp_path / "models", publication, bus.url, guard="on")

@@ -262,8 +262,22 @@ def aim(site: ControlledSite, state: State, victim: Victim, *, inside: bool = Fa
     raise AssertionError(f"{state} was over too soon, {_AIMS} times")
 
 
-@pytest.mark.parametrize("state", State, ids=str)
-@pytest.mark.parametrize("inside", [False, True], ids=["across", "inside"])
+# Inside one node a plan differs from one across only while both own.
+PLANS = [
+    *(pytest.param(state, False, id=f"across-{state}") for state in State),
+    *(
+        pytest.param(
+            state,
+            True,
+            id=f"inside-{state}",
+            marks=() if state is State.BOTH_OWN else pytest.mark.long,
+        )
+        for state in State
+    ),
+]
+
+
+@pytest.mark.parametrize(("state", "inside"), PLANS)
 def test_a_killed_control_plane_goes_on(site: ControlledSite, state: State, inside: bool) -> None:
     case = aim(site, state, Victim.CONTROL, inside=inside)
     site.go_on()

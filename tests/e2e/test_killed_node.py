@@ -39,8 +39,7 @@ TIERS: dict[str, Any] = {"devices": 1, "ddr_budget_bytes": 2 << 20, "ssd_budget_
 
 @pytest.fixture
 def bus(tmp_path: Path) -> Iterator[RedisServer]:
-    (port,) = process.free_ports(1)
-    server = RedisServer(RedisOptions(log=tmp_path / "redis.log", port=port))
+    server = RedisServer(RedisOptions(log=tmp_path / "redis.log"))
     yield server
     server.stop()
 
@@ -52,13 +51,12 @@ def start(
     for name, options in models.items():
         if not (repository / name).exists():
             triton.write_model(repository, name, options)
-    http, grpc, metrics = process.free_ports(3)
+    grpc, metrics = process.free_ports(2)
     return triton.TritonServer(
         dataclasses.replace(
             server_options,
             repository=repository,
             log=directory / "triton.log",
-            http_port=http,
             grpc_port=grpc,
             metrics_port=metrics,
             models=tuple(models),

@@ -97,7 +97,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, server_options: triton.ServerOptions) -> Iterator[Site]:
-    redis_options = RedisOptions(log=tmp_path / "redis.log", port=process.free_ports(1)[0])
+    redis_options = RedisOptions(log=tmp_path / "redis.log")
     with RedisServer(redis_options) as bus:
         log = tmp_path / "triton.log"
         options = beside(server_options, tmp_path / "models", log, ("rank", "look"))

@@ -10,10 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 from lists import KEYS, MODEL, plain, source
 from serving import Client, beside
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner
 
+from embertide._common import kserve
 from embertide.server.adapters import triton
+from embertide.server.adapters.schema import schema_of
+from embertide.server.adapters.tiny_inference import request_of
 from embertide.trainer.__main__ import app
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import Batch
@@ -52,9 +56,12 @@ def served(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Itera
         trainers[name].fit(events)
         batches[name] = next(events.batches(batch_size=300))
         snapshot = publication.snapshot_path(publication.snapshots()[-1])
-        made = triton.ModelOptions(snapshot=snapshot, kind="ranking", max_batch_size=64)
+        schema = schema_of(snapshot)
+        made = triton.ModelOptions(
+            snapshot=snapshot, kind="ranking", max_batch_size=64, schema=schema
+        )
         triton.write_model(options.repository, name, made)
-    rows = triton.ModelOptions(snapshot=snapshot, max_batch_size=SAMPLES, threads=3)
+    rows = triton.ModelOptions(snapshot=snapshot, max_batch_size=SAMPLES, threads=3, schema=schema)
     triton.write_model(options.repository, "rows", rows)
     with triton.TritonServer(options) as running:
         yield Served(trainers, batches, running)
@@ -69,6 +76,17 @@ def test_served_scores_over_lists_are_the_trainers(served: Served, name: str) ->
         answer = model.score(batch)
     np.testing.assert_allclose(answer.score_B, expected, atol=1e-6)
     assert answer.version == trainer.state.number
+
+
+@pytest.mark.parametrize("name", [*MODELS, "rows"])
+def test_models_take_the_question_whether_their_server_answers(served: Served, name: str) -> None:
+    with kserve.Line(served.server.grpc) as line:
+        config = line.call("ModelConfig", service_pb2.ModelConfigRequest(name=name), 10).config
+        answer = line.infer(request_of(config), 10)
+    assert (
+        int(kserve.arrays_of(answer)["VERSION"][0, 0])
+        == served.trainers["weighed" if name == "rows" else name].state.number
+    )
 
 
 def test_a_weighed_model_refuses_requests_without_weights(served: Served) -> None:

@@ -14,13 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import tritonclient.grpc
 from numpy.typing import NDArray
 from serving import (
+    FRONTS,
     Client,
     Samples,
     beside,
@@ -35,6 +36,7 @@ from tritonclient.utils import InferenceServerException
 
 from embertide.server.adapters import process, triton
 from embertide.server.cli.metrics_page import MetricsPage
+from embertide.trainer.publish.folder import Publication, VersionId
 
 SOURCE_HBM, SOURCE_DDR = 0, 1
 SOURCE_DEFAULT = 4
@@ -50,9 +52,15 @@ def random_samples(seed: int, count: int) -> Samples:
     ]
 
 
-@pytest.fixture(params=["grpc", "http"])
-def client(request: pytest.FixtureRequest, server: triton.TritonServer) -> Iterator[Client]:
-    made = Client(request.param, server)
+@pytest.fixture
+def server(protocol: str, request: pytest.FixtureRequest) -> triton.TritonServer:
+    """Ours over gRPC, tritonserver's over HTTP."""
+    return cast("triton.TritonServer", request.getfixturevalue(FRONTS[protocol]))
+
+
+@pytest.fixture
+def client(protocol: str, server: triton.TritonServer) -> Iterator[Client]:
+    made = Client(protocol, server)
     yield made
     made.raw.close()
 
@@ -232,7 +240,7 @@ def load_error(client: Client) -> str:
     return str(caught.value)
 
 
-def write_bad(server: triton.TritonServer, snapshot: Path, **options: Any) -> Path:
+def write_bad(server: triton.TritonServer, snapshot: Path | None, **options: Any) -> Path:
     options = {"max_batch_size": 8, **options}
     return triton.write_model(
         server.options.repository, "bad", triton.ModelOptions(snapshot=snapshot, **options)
@@ -311,6 +319,31 @@ def test_a_missing_snapshot_is_refused_at_load(
 
 
 @pytest.mark.usefixtures("good")
+def test_what_a_node_cannot_be_is_told_with_its_publication(
+    server: triton.TritonServer, client: Client, snapshot: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "snapshots").mkdir()
+    path = Publication(tmp_path).snapshot_path(VersionId(snapshot[1].version, 1))
+    path.symlink_to(snapshot[0])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        write_bad(
+            server,
+            None,
+            publication=tmp_path,
+            state="redis://127.0.0.1:1/0",
+            node="bad",
+            peer_address=place,
+        )
+        error = load_error(client)
+    said = f"publication {tmp_path}: peers cannot be answered: cannot listen at {place}: Address"
+    assert said in error
+    assert "give another" in error
+
+
+@pytest.mark.usefixtures("good")
 def test_a_budget_too_small_is_refused_at_load(
     server: triton.TritonServer, client: Client, snapshot: Any
 ) -> None:
@@ -327,7 +360,7 @@ def test_a_model_loads_and_unloads_beside_others(
         answer = client.rectangular([[7, 3, 14, 101]], model="bad").as_numpy("EMBEDDING")
         assert np.array_equal(answer, reference.answer([[[7], [3], [14], [101]]]))
         client.raw.unload_model("bad")
-        wait_until(lambda: not client.raw.is_model_ready("bad"))
+        wait_until(lambda: not client.loaded("bad"))
 
 
 # --- bounds ---------------------------------------------------------------------------------------
@@ -636,13 +669,11 @@ def test_a_gpu_that_is_not_there_is_named_at_load(
     assert "GPU" in load_error(client)
 
 
-def test_statistics_hold_every_request_and_batch(
-    server: triton.TritonServer, client: Client
-) -> None:
-    http = Client("http", server).raw
+def test_statistics_hold_every_request_and_batch(protocol: str, client: Client) -> None:
+    more = {"as_json": True} if protocol == "grpc" else {}
 
     def counts() -> tuple[int, int, int]:
-        stats = http.get_inference_statistics("lookup")["model_stats"][0]
+        stats = client.raw.get_inference_statistics("lookup", **more)["model_stats"][0]
         pairs = [each for each in stats["batch_stats"] if int(each["batch_size"]) == 2]
         infer = sum(int(each["compute_infer"]["count"]) for each in pairs)
         return int(stats["inference_count"]), int(stats["execution_count"]), infer
@@ -652,7 +683,6 @@ def test_statistics_hold_every_request_and_batch(
     inferences, executions, pairs = counts()
     client.rectangular([[7, 3, 14, 101]] * 2)
     wait_until(lambda: counts() == (inferences + 2, executions + 1, pairs + 1))
-    http.close()
 
 
 def test_a_port_in_use_is_named(server_options: triton.ServerOptions, tmp_path: Path) -> None:
@@ -660,13 +690,12 @@ def test_a_port_in_use_is_named(server_options: triton.ServerOptions, tmp_path: 
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        free = process.free_ports(2)
+        free = process.free_ports(1)
         options = dataclasses.replace(
             server_options,
             log=tmp_path / "log",
-            http_port=free[0],
             grpc_port=port,
-            metrics_port=free[1],
+            metrics_port=free[0],
         )
         with pytest.raises(process.ProcessError, match=f"grpc port {port} is in use"):
             triton.TritonServer(options)
@@ -699,7 +728,7 @@ def _alive(pid: int) -> bool:
 def test_a_server_ends_with_the_process_that_started_it(
     server_options: triton.ServerOptions, tmp_path: Path
 ) -> None:
-    ports = process.free_ports(3)
+    ports = process.free_ports(2)
     script = f"""
 import pathlib, time
 from embertide.server.adapters import process, triton
@@ -708,7 +737,7 @@ repository.mkdir()
 server = triton.TritonServer(triton.ServerOptions(
     repository=repository, backends=pathlib.Path({str(server_options.backends)!r}),
     log=pathlib.Path({str(tmp_path / "log")!r}), explicit=True,
-    http_port={ports[0]}, grpc_port={ports[1]}, metrics_port={ports[2]}))
+    grpc_port={ports[0]}, metrics_port={ports[1]}))
 print(server.pid, flush=True)
 time.sleep(600)
 """

@@ -6,6 +6,7 @@ from the histories that the trainer had when the version ended.
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,15 +20,16 @@ from pair import Pair, start_pair
 from serving import Client, metric, parameters, wait_until
 from tritonclient.utils import InferenceServerException
 
-from embertide.server.adapters import process, triton
+from embertide._common.direct_http import open_url
+from embertide.server.adapters import triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.config import ModelConfig, RunConfig
 from embertide.trainer.data.base import MISSING_KEY, PADDING_KEY, Batch, DerivedSource
 from embertide.trainer.data.crosses import CrossedSource, crossed
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.history import History, HistoryState, extend
+from embertide.trainer.data.keys import buckets_of
 from embertide.trainer.data.limit import FirstEvents, take
-from embertide.trainer.embedding.keys import buckets_of
 from embertide.trainer.eval.published import PublishedModel
 from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_crossed
@@ -86,8 +88,7 @@ def site(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Iterato
     histories: dict[int, HistoryState] = {}
     total = NEWS.total_events() or 0
     with contextlib.ExitStack() as stack:
-        (redis_port,) = process.free_ports(1)
-        redis = RedisOptions(log=directory / "redis.log", port=redis_port)
+        redis = RedisOptions(log=directory / "redis.log")
         url = stack.enter_context(RedisServer(redis)).url
 
         def train(stage: int) -> None:
@@ -218,17 +219,18 @@ def test_requests_that_are_executed_together_get_their_own_histories(site: Site)
 
     wait_until(lambda: requests() >= executions())
     before = requests(), executions()
+    # While the instances are at work on these, the others come, and wait together.
+    wide = [_request(own_columns, np.tile(np.arange(len(batch)), 16)) for _ in range(4)]
+    small = [
+        (row, _request(arrays, np.array([row])))
+        for arrays in (own_columns, all_columns, own_columns)
+        for row in range(len(batch))
+    ]
     pending: list[tuple[int, list[Any]]] = []
-    for arrays in (own_columns, all_columns, own_columns):
-        for row in range(len(batch)):
-            inputs = []
-            for name, array in arrays.items():
-                dtype = "INT64" if name == "KEYS" else "FP32"
-                inputs.append(tritonclient.grpc.InferInput(name, [1, array.shape[1]], dtype))
-                inputs[-1].set_data_from_numpy(np.ascontiguousarray(array[row : row + 1]))
-            answer: list[Any] = []
-            site.clients[0].raw.async_infer("rank", inputs, partial(_take, answer))
-            pending.append((row, answer))
+    for row, inputs in [*((0, inputs) for inputs in wide), *small]:
+        answer: list[Any] = []
+        site.clients[0].raw.async_infer("rank", inputs, partial(_take, answer))
+        pending.append((row, answer))
     wait_until(lambda: all(answer for _, answer in pending), 20)
     for row, answer in pending:
         result, error = answer[0]
@@ -237,6 +239,17 @@ def test_requests_that_are_executed_together_get_their_own_histories(site: Site)
         np.testing.assert_allclose(result.as_numpy("SCORE")[0, 0], wanted[row], atol=1e-6)
     wait_until(lambda: requests() - before[0] == len(pending))
     assert executions() - before[1] < 0.8 * len(pending)
+
+
+def _request(
+    arrays: dict[str, NDArray[Any]], rows: NDArray[np.int64]
+) -> list[tritonclient.grpc.InferInput]:
+    inputs = []
+    for name, array in arrays.items():
+        dtype = "INT64" if name == "KEYS" else "FP32"
+        inputs.append(tritonclient.grpc.InferInput(name, [len(rows), array.shape[1]], dtype))
+        inputs[-1].set_data_from_numpy(np.ascontiguousarray(array[rows]))
+    return inputs
 
 
 def _take(answer: list[Any], result: Any, error: Any) -> None:
@@ -251,6 +264,33 @@ def test_dense_of_a_request_of_own_columns_is_its_own(site: Site) -> None:
     whole = by_client(site.histories[max(site.histories)], batch)
     with pytest.raises(InferenceServerException, match="input DENSE is missing"):
         site.score(0, {"KEYS": whole.keys_BF})
+
+
+def test_where_the_time_of_a_request_over_two_nodes_went(site: Site) -> None:
+    node, stages = site.pair.nodes[0], ["parse", "queue", "peers", "lookup", "net", "send"]
+
+    def spent(stage: str) -> float:
+        return metric(node.metrics(), "embertide_front_stage_us_sum", stage=stage)
+
+    def answered() -> float:
+        return metric(node.metrics(), "embertide_front_stage_us_count", stage="net")
+
+    before, count = {stage: spent(stage) for stage in stages}, answered()
+    rng = np.random.default_rng(5)
+    for _ in range(5):  # half of these keys are the other node's, and nobody has copies of them
+        site.score(0, {"KEYS": rng.integers(1 << 41, 1 << 42, (16, OWN))})
+    wait_until(lambda: answered() == count + 5)
+    grown = {stage: spent(stage) - before[stage] for stage in stages}
+    assert min(grown.values()) > 0, grown
+    with open_url(f"http://{node.options.reached(node.options.metrics_port)}/slow", 10) as reply:
+        slow = json.load(reply)
+    # Slower ones than these may be in it: all go the same way.
+    slowest = [call for call in slow["hour"] if call["model"] == "rank"]
+    assert max(call["stages_us"]["peers"] for call in slowest) > 0
+    for call in slowest:
+        assert 1 <= call["version"] <= max(site.histories)
+        assert min(call["stages_us"][stage] for stage in ("lookup", "net")) > 0
+        assert sum(call["stages_us"].values()) <= call["us"] * (1 + 1e-9)
 
 
 def at_node(node: int, table: str, keys_N: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from serving import Client, beside, parameters
+from serving import Client, Fronts, beside, parameters
 from shopping import HEADS, NEWS_CONFIG, Shopping
 from tritonclient.utils import InferenceServerException
 
@@ -56,6 +56,7 @@ class Served:
 
     trainers: dict[str, Trainer]
     server: triton.TritonServer
+    fronts: Fronts
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +74,8 @@ def served(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Itera
             snapshot=snapshot, kind="ranking", max_batch_size=64, schema=schema_of(snapshot)
         )
         triton.write_model(options.repository, name, made)
-    with triton.TritonServer(options) as running:
-        yield Served(trainers, running)
+    with Fronts(options) as fronts:
+        yield Served(trainers, fronts.own, fronts)
 
 
 def some_events(model: ModelConfig) -> Batch:
@@ -102,7 +103,7 @@ def test_served_scores_are_those_of_the_trainers_net(served: Served, name: str) 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("name", ["tasks", "own_tasks"])
 def test_each_head_is_served_as_it_was_learned(served: Served, name: str, protocol: str) -> None:
-    batch, client = some_events(MODELS[name]), Client(protocol, served.server)
+    batch, client = some_events(MODELS[name]), Client(protocol, served.fronts.of(protocol))
     wanted_BH = served.trainers[name].learner.score_heads(batch)
     assert np.abs(wanted_BH[:, 0] - wanted_BH[:, 1]).max() > 1e-3
     jagged: dict[str, NDArray[Any]] = {

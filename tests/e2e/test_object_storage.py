@@ -20,7 +20,7 @@ from serving import metric, wait_until
 
 from bench.snapshots import newest_files
 from embertide.server.adapters.process import Child, free_ports
-from embertide.server.cli.refusals import DEFAULT_BACKENDS
+from embertide.server.cli.common_options import DEFAULT_BACKENDS
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.mirror import Mirror
@@ -71,9 +71,9 @@ def test_killed_on_machine_after_machine_it_ends_as_one_never_killed_and_a_node_
     wanted = newest_files(Publication(tmp_path / "never"))
     url, rng = s3.bucket(), np.random.default_rng(SEED)
     storage = Storage(url)
-    http, grpc, metrics = free_ports(3)
+    grpc, metrics = free_ports(2)
     serve = [sys.executable, "-m", "embertide.server.cli", "serve", url]
-    serve += ["--directory", str(tmp_path / "node"), "--ddr-mib", "64", "--http-port", str(http)]
+    serve += ["--directory", str(tmp_path / "node"), "--ddr-mib", "64"]
     serve += ["--grpc-port", str(grpc), "--metrics-port", str(metrics)]
     node = Child([*serve, "--backends", str(DEFAULT_BACKENDS)], log=tmp_path / "serve.log")
     try:

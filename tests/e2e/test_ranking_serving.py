@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from serving import Client, beside, change_manifest, flip_byte, metric, parameters, wait_until
+from serving import (
+    Client,
+    Fronts,
+    beside,
+    change_manifest,
+    flip_byte,
+    metric,
+    parameters,
+    wait_until,
+)
 from tritonclient.utils import InferenceServerException
 
 from embertide.server.adapters import triton
@@ -117,9 +126,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 @pytest.fixture(scope="module")
-def server(
+def fronts(
     trained: Trained, server_options: triton.ServerOptions, tmp_path_factory: Any
-) -> Iterator[triton.TritonServer]:
+) -> Iterator[Fronts]:
     directory = tmp_path_factory.mktemp("ranking-triton")
     options = beside(server_options, directory, directory / "triton.log", ("rank",))
     triton.write_model(
@@ -133,14 +142,21 @@ def server(
             max_queue_delay_us=1000,
         ),
     )
-    with triton.TritonServer(options) as running:
+    with Fronts(options) as running:
         yield running
-        assert running.alive(), running.log_text()
+        for protocol in ("grpc", "http"):
+            server = running.of(protocol)
+            assert server.alive(), server.log_text()
 
 
-@pytest.fixture(params=["grpc", "http"])
-def client(request: pytest.FixtureRequest, server: triton.TritonServer) -> Iterator[Client]:
-    made = Client(request.param, server)
+@pytest.fixture(scope="module")
+def server(fronts: Fronts) -> triton.TritonServer:
+    return fronts.own
+
+
+@pytest.fixture
+def client(protocol: str, fronts: Fronts) -> Iterator[Client]:
+    made = Client(protocol, fronts.of(protocol))
     yield made
     made.raw.close()
 
@@ -209,9 +225,10 @@ BAD: dict[str, tuple[dict[str, NDArray[Any]], str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_dense_input_is_refused_for_that_request_alone(
-    client: Client, server: triton.TritonServer, name: str
+    client: Client, protocol: str, fronts: Fronts, name: str
 ) -> None:
     arrays, says = BAD[name]
+    server = fronts.of(protocol)
     before = metric(server.metrics(), "embertide_requests_refused_total", model="rank")
     with pytest.raises(InferenceServerException, match=r".*") as error:
         client.send(arrays, model="rank")

@@ -21,7 +21,7 @@ from repeated import Repeated
 from serving import Client, metric, parameters, wait_until
 from tritonclient.utils import InferenceServerException
 
-from embertide.server.adapters import process, triton
+from embertide.server.adapters import triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 
 pytestmark = pytest.mark.alone
@@ -70,7 +70,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, server_options: triton.ServerOptions) -> Iterator[Site]:
     with contextlib.ExitStack() as stack:
-        options = RedisOptions(log=tmp_path / "redis.log", port=process.free_ports(1)[0])
+        options = RedisOptions(log=tmp_path / "redis.log")
         redis = stack.enter_context(RedisServer(options))
         publisher = CheckerPublisher(tmp_path / "publication", redis.url, CACHE)
         pair = start_pair(

@@ -20,7 +20,7 @@ from repeated import Repeated
 from serving import wait_until
 
 from bench.authority import Authority
-from embertide.server.adapters.redis_url import client_of
+from embertide._common.redis_url import client_of
 from embertide.server.adapters.tls import TlsFolder, dial
 from embertide.server.cli.control_client import Caller, CallError
 from embertide.v1 import control_pb2, node_pb2, node_pb2_grpc
@@ -106,16 +106,20 @@ def rotate_tokens(fleet: ClosedFleet) -> None:
     nobody = fleet.authority.issue(fleet.folder / "nobody")
     tokens, own = fleet.folder / "tokens", fleet.folder / "token"
     old = tokens.read_text()
-    new = "".join(f"{role}:new-{role}\n" for role in ("reader", "operator", "node"))
+    new = "".join(f"{role}:new-token-of-{role}s\n" for role in ("reader", "operator", "node"))
     tokens.write_text(old + new)
     before = own.read_text()
     # Accepted everywhere before it is sent, and sent by all before the old one is not accepted.
-    for lines in (before + "new-node\n", "new-node\n" + before, "new-node\n"):
+    for lines in (
+        before + "new-token-of-nodes\n",
+        "new-token-of-nodes\n" + before,
+        "new-token-of-nodes\n",
+    ):
         own.write_text(lines)
         time.sleep(SEEN_S)
     tokens.write_text(new)
-    wait_until(lambda: call(fleet, "readers-token", nobody) == "UNAUTHENTICATED", 10)
-    assert call(fleet, "new-reader", nobody) == "OK"
+    wait_until(lambda: call(fleet, "readers-token-of-tests", nobody) == "UNAUTHENTICATED", 10)
+    assert call(fleet, "new-token-of-readers", nobody) == "OK"
 
 
 def rotate_certificates(fleet: ClosedFleet) -> None:

@@ -13,7 +13,7 @@ from pair import Pair, start_pair
 from repeated import Repeated
 from serving import Client, wait_until
 
-from embertide.server.adapters import process, triton
+from embertide.server.adapters import triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 
 pytestmark = pytest.mark.alone
@@ -55,7 +55,7 @@ class Reader(Repeated):
 @pytest.fixture
 def site(tmp_path: Path, server_options: triton.ServerOptions) -> Iterator[tuple[Pair, Model]]:
     with contextlib.ExitStack() as stack:
-        options = RedisOptions(log=tmp_path / "redis.log", port=process.free_ports(1)[0])
+        options = RedisOptions(log=tmp_path / "redis.log")
         url = stack.enter_context(RedisServer(options)).url
         model = Model(tmp_path / "publication", url, CACHE, seed=3)
         pair = start_pair(

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from serving import Client, beside, change_manifest, flip_byte, metric, wait_until
+from serving import Client, Fronts, beside, change_manifest, flip_byte, metric, wait_until
 from shop import RUN, Shop
 from torch import Tensor, nn
 from tritonclient.utils import InferenceServerException
@@ -81,6 +81,7 @@ class Served:
     dense_NT: NDArray[np.float32]
     echo: Path
     server: triton.TritonServer
+    fronts: Fronts
 
 
 def write_echo(directory: Path, transforms: _store.Transforms) -> None:
@@ -127,13 +128,13 @@ def served(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Itera
             schema=schema_of(path) if path == snapshot else None,
         )
         triton.write_model(options.repository, name, made)
-    with triton.TritonServer(options) as running:
-        yield Served(trainer, np.concatenate(got), directory / "echo", running)
+    with Fronts(options) as fronts:
+        yield Served(trainer, np.concatenate(got), directory / "echo", fronts.own, fronts)
 
 
-@pytest.fixture(params=["grpc", "http"])
-def client(request: pytest.FixtureRequest, served: Served) -> Iterator[Client]:
-    made = Client(request.param, served.server)
+@pytest.fixture
+def client(protocol: str, served: Served) -> Iterator[Client]:
+    made = Client(protocol, served.fronts.of(protocol))
     yield made
     made.raw.close()
 
@@ -292,10 +293,10 @@ def scored(client: Client, arrays: dict[str, NDArray[Any]], **more: Any) -> NDAr
 
 
 def test_requests_of_former_layouts_are_answered_as_whole_ones(
-    client: Client, served: Served
+    client: Client, protocol: str, served: Served
 ) -> None:
-    name = "embertide_former_requests_total"
-    before = metric(served.server.metrics(), name, model="changed")
+    server, name = served.fronts.of(protocol), "embertide_former_requests_total"
+    before = metric(server.metrics(), name, model="changed")
     rng = np.random.default_rng(3)
     user_B, it_B, gone_B = rng.integers(0, 50, (3, 40))
     stars_B, price_B, old_B = rng.lognormal(1, 1, (3, 40)).astype(np.float32)
@@ -328,7 +329,7 @@ def test_requests_of_former_layouts_are_answered_as_whole_ones(
     np.testing.assert_array_equal(
         scored(client, lone, parameters={"columns": 1}), scored(client, by_bags)
     )
-    wait_until(lambda: metric(served.server.metrics(), name, model="changed") == before + 5)
+    wait_until(lambda: metric(server.metrics(), name, model="changed") == before + 5)
 
 
 def test_a_request_of_no_layout_is_refused_as_ever(client: Client) -> None:

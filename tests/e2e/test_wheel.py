@@ -5,9 +5,12 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from bench.edges import extras
 
 ROOT = Path(__file__).parents[2]
 # What a minimal Debian has of what the demo calls.
@@ -25,14 +28,35 @@ def run(*command: object, cwd: Path, path: str) -> str:
     return done.stdout
 
 
-@pytest.mark.long
-def test_a_wheel_runs_the_demo_where_no_compiler_is(tmp_path: Path, backends: Path) -> None:
-    here = os.environ["PATH"]
-    beside = Path(sys.executable).parent
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory, backends: Path) -> Path:
+    """The wheel of this Python."""
+    folder = tmp_path_factory.mktemp("wheel")
     make = (sys.executable, ROOT / ".ci" / "wheel.py", "--built", backends.parent)
-    where = ("--work", tmp_path / "work", "--out", tmp_path / "dist", "--python", sys.executable)
-    run(*make, *where, cwd=tmp_path, path=f"{beside}:{here}")
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    where = ("--work", folder / "work", "--out", folder / "dist", "--python", sys.executable)
+    run(*make, *where, cwd=folder, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    (made,) = (folder / "dist").glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The address of a node and its publication, by this checkout."""
+    with extras.served(tmp_path_factory.mktemp("site")) as site:
+        yield site
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("extra", extras.EXTRAS)
+def test_an_extra_alone_does_what_its_page_says(
+    wheel: Path, site: tuple[str, Path], extra: str
+) -> None:
+    extras.try_extra(wheel, extra, *site)
+
+
+@pytest.mark.long
+def test_a_wheel_runs_the_demo_where_no_compiler_is(tmp_path: Path, wheel: Path) -> None:
+    here = os.environ["PATH"]
     assert "manylinux" in wheel.name
     names = set(zipfile.ZipFile(wheel).namelist())
     for part in (
@@ -41,10 +65,14 @@ def test_a_wheel_runs_the_demo_where_no_compiler_is(tmp_path: Path, backends: Pa
         "backends/embertide/libtriton_embertide.so",
         "backends/embertide/libembertide_dense.so",
         "bin/embertide_node",
+        "bin/embertide_server",
         "licences/libgrpc29.txt",
     ):
         assert f"embertide/{part}" in names
     assert not [name for name in names if "libtorch" in name]
+    assert {name.partition("/")[0].partition(".")[0].partition("-")[0] for name in names} == {
+        "embertide"
+    }
 
     tools, venv = tmp_path / "tools", tmp_path / "venv"
     tools.mkdir()

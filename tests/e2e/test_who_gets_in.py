@@ -13,12 +13,12 @@ from typing import Any
 
 import grpc
 import pytest
-from closed import TOKENS, ClosedFleet
+from closed import ADS_TOKENS, TOKENS, ClosedFleet
 from fleet import CONFIG
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.authority import Authority
-from embertide.server.adapters.redis_url import client_of
+from embertide._common.redis_url import client_of
 from embertide.server.adapters.tls import TlsFolder
 from embertide.server.services.identity import ROLES
 from embertide.v1 import control_pb2, node_pb2
@@ -99,10 +99,8 @@ def callers(fleet: ClosedFleet) -> Iterator[Caller]:
         false = stranger.issue(made / f"false-{role}", role)
         (false / "ca.crt").write_bytes(trust)
         yield Caller(f"{role} of another authority", TlsFolder(false).channel(), **nowhere)
-    for role in ("reader", "operator", "node"):
-        yield Caller(
-            f"{role} of another model by token", nobody, f"ads-{role}", "PERMISSION_DENIED"
-        )
+    for role, token in ADS_TOKENS.items():
+        yield Caller(f"{role} of another model by token", nobody, token, "PERMISSION_DENIED")
 
 
 def outcome(channel: Any, service: str, rpc: str, token: str) -> str:

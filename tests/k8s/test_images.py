@@ -5,6 +5,7 @@ Building takes minutes and a network, so it is done only when asked for:
 no registry names a base image of its own in EMBERTIDE_BASE_IMAGE.
 """
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -14,10 +15,28 @@ from pathlib import Path
 
 import pytest
 
+from embertide.server.adapters.triton import find_backends
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 RECIPES = sorted((ROOT / "k8s" / "images").glob("*.Dockerfile"))
 NAMES = [path.name.removesuffix(".Dockerfile") for path in RECIPES]
 BUILD_TIMEOUT_S = 1_800
+
+
+def packages_of(*files: Path) -> subprocess.CompletedProcess[str]:
+    """Run the script by which an image knows what its libraries need."""
+    return subprocess.run(
+        [ROOT / "k8s" / "images" / "packages.sh", *files],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def wheels_server() -> Path:
+    wheel = importlib.metadata.distribution("nvidia-pytriton")
+    return Path(str(wheel.locate_file("pytriton/tritonserver/bin/tritonserver")))
 
 
 def test_there_is_a_recipe_for_each_image() -> None:
@@ -57,6 +76,37 @@ def test_everything_that_a_build_reads_is_in_its_context() -> None:
     paths = [line[1:] for line in allowed if line.startswith("!")]
     assert "*" in allowed
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_an_image_has_the_packages_that_its_libraries_load() -> None:
+    """Of this machine's release; their names differ in others, as in NVIDIA's container."""
+    done = packages_of(find_backends() / "embertide" / "libtriton_embertide.so", Path("/bin/true"))
+    assert done.returncode == 0, done.stderr
+    found = set(done.stdout.split())
+    # As long as the backend speaks gRPC, reads Redis and drives, and is C++.
+    for library in ("libgrpc++", "libhiredis", "libprotobuf", "libaio", "liburing", "libstdc++"):
+        assert any(name.startswith(library) for name in found), (library, found)
+    known = subprocess.run(["dpkg-query", "-W", *found], capture_output=True, check=False)
+    assert known.returncode == 0, known.stderr
+
+
+def test_an_image_whose_libraries_lack_one_is_not_built(tmp_path: Path) -> None:
+    lacks = tmp_path / "tritonserver"
+    shutil.copy(wheels_server(), lacks)  # away from its libraries
+    done = packages_of(lacks)
+    assert done.returncode == 1
+    assert "libtritonserver" in done.stderr
+    assert not done.stdout
+
+
+def test_the_nodes_base_may_bring_the_server() -> None:
+    """Read, not built: no registry of NVIDIA's can be reached from here."""
+    text = (ROOT / "k8s" / "images" / "node.Dockerfile").read_text()
+    last = text[text.rindex("\nFROM") :]
+    assert "\nARG TRITON\n" in last, "without a default: the wheel's server"
+    assert re.search(r"^ENV .*EMBERTIDE_TRITON=\$TRITON$", last, re.MULTILINE)
+    assert "\nENTRYPOINT []\n" in last, "NVIDIA's container has one, the manifests expect none"
+    assert "$(cat /opt/embertide/packages)" in last
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,9 @@ POLICIES = {
     for each in RESOURCES
     if each["kind"] == "ValidatingAdmissionPolicy"
 }
+# What who deploys has named, among others.
+IMAGES = {"a": f"registry.example/x@sha256:{'a' * 64}", "trainer": "embertide/trainer:0.1.0"}
+OTHER_IMAGE = f"evil.example/embertide/trainer@sha256:{'b' * 64}"
 _CEL = celpy.Environment()
 
 
@@ -66,6 +69,7 @@ def complaints(
         if not meant(spec, request):
             continue
         given = {
+            "params": json_to_cel({"data": IMAGES}),
             "request": json_to_cel(request),
             "object": json_to_cel(new),
             "oldObject": json_to_cel(old),
@@ -137,7 +141,8 @@ def variables_of_a_secret(pod: Json) -> None:
 
 
 def variable_before_it_starts(pod: Json) -> None:
-    pod["initContainers"] = [{"name": "x", "envFrom": [{"secretRef": {"name": "y"}}]}]
+    own = {"image": pod["containers"][0]["image"], "envFrom": [{"secretRef": {"name": "y"}}]}
+    pod["initContainers"] = [{**restricted("x"), **own}]
 
 
 def another_account(pod: Json) -> None:
@@ -152,8 +157,117 @@ def the_usual_account(pod: Json) -> None:
     del pod["serviceAccountName"]
 
 
+def security(pod: Json) -> Json:
+    found: Json = pod["containers"][0]["securityContext"]
+    return found
+
+
 def privileged(pod: Json) -> None:
-    pod["containers"][0]["securityContext"]["privileged"] = True
+    security(pod)["privileged"] = True
+
+
+def user_root(pod: Json) -> None:
+    pod["securityContext"]["runAsUser"] = 0
+
+
+def user_root_of_a_container(pod: Json) -> None:
+    security(pod)["runAsUser"] = 0
+
+
+def group_root(pod: Json) -> None:
+    pod["securityContext"]["runAsGroup"] = 0
+
+
+def perhaps_root(pod: Json) -> None:
+    del pod["securityContext"]["runAsNonRoot"]
+
+
+def perhaps_root_in_a_container(pod: Json) -> None:
+    security(pod)["runAsNonRoot"] = False
+
+
+def nothing_said(pod: Json) -> None:
+    del pod["securityContext"]
+
+
+def nothing_said_of_a_container(pod: Json) -> None:
+    del pod["containers"][0]["securityContext"]
+
+
+def one_capability(pod: Json) -> None:
+    security(pod)["capabilities"]["add"] = ["SYS_ADMIN"]
+
+
+def usual_capabilities(pod: Json) -> None:
+    del security(pod)["capabilities"]
+
+
+def more_privileges_later(pod: Json) -> None:
+    del security(pod)["allowPrivilegeEscalation"]
+
+
+def any_system_call(pod: Json) -> None:
+    pod["securityContext"]["seccompProfile"] = {"type": "Unconfined"}
+
+
+def any_system_call_of_a_container(pod: Json) -> None:
+    security(pod)["seccompProfile"] = {"type": "Unconfined"}
+
+
+def no_apparmor(pod: Json) -> None:
+    security(pod)["appArmorProfile"] = {"type": "Unconfined"}
+
+
+def whole_proc(pod: Json) -> None:
+    security(pod)["procMount"] = "Unmasked"
+
+
+def setting_of_the_kernel(pod: Json) -> None:
+    pod["securityContext"]["sysctls"] = [{"name": "kernel.shm_rmid_forced", "value": "0"}]
+
+
+def labels_of_selinux(pod: Json) -> None:
+    security(pod)["seLinuxOptions"] = {"type": "spc_t"}
+
+
+def port_of_the_machine(pod: Json) -> None:
+    pod["containers"][0]["ports"] = [{"containerPort": 7100, "hostPort": 7100}]
+
+
+def one_machine(pod: Json) -> None:
+    pod["nodeName"] = "control-plane"
+
+
+def image_that_changes(pod: Json) -> None:
+    pod["containers"].append({**restricted("asker"), "image": "evil.example/asker:1"})
+
+
+def trainer_of_another_tag(pod: Json) -> None:
+    pod["containers"].append({**restricted("asker"), "image": "embertide/trainer"})
+
+
+def restricted(name: str) -> Json:
+    context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    return {"name": name, "securityContext": context}
+
+
+def beside(pod: Json, volume: str, **how: Any) -> None:
+    """Add a container of an image that is pinned, and not the trainer's."""
+    mount = {"name": volume, "mountPath": "/x", **how}
+    pod["containers"].append({**restricted("x"), "image": OTHER_IMAGE, "volumeMounts": [mount]})
+
+
+def publication_for_any_image(pod: Json) -> None:
+    beside(pod, "publication")
+
+
+def secret_for_any_image(pod: Json) -> None:
+    beside(pod, "redis", readOnly=True)
+
+
+def publication_before_it_starts(pod: Json) -> None:
+    beside(pod, "publication")
+    pod["initContainers"] = [pod["containers"].pop()]
 
 
 def processes_of_the_machine(pod: Json) -> None:
@@ -196,6 +310,12 @@ def test_training_is_admitted(resource: str, job: Json) -> None:
         *(variable_of_a_secret, variables_of_a_secret, variable_before_it_starts),
         *(another_account, a_token_for_the_api, the_usual_account),
         *(privileged, processes_of_the_machine, network_of_the_machine, copy_of_a_volume),
+        *(user_root, user_root_of_a_container, group_root, perhaps_root, nothing_said),
+        *(perhaps_root_in_a_container, nothing_said_of_a_container, one_capability),
+        *(usual_capabilities, more_privileges_later, any_system_call, no_apparmor, whole_proc),
+        *(any_system_call_of_a_container, setting_of_the_kernel, labels_of_selinux),
+        *(port_of_the_machine, one_machine, image_that_changes, trainer_of_another_tag),
+        *(publication_for_any_image, secret_for_any_image, publication_before_it_starts),
     ],
     ids=lambda change: change.__name__,
 )
@@ -206,6 +326,32 @@ def test_a_job_cannot_reach_what_its_maker_may_not(
     change(pod_of(changed))
     assert len(complaints(resource, new=changed)) == 1
     assert complaints(resource, new=changed, groups=("administrators",)) == []
+
+
+@pytest.mark.parametrize(("resource", "job"), TRAINING)
+def test_a_pinned_image_may_read_the_publication(resource: str, job: Json) -> None:
+    changed = copy.deepcopy(job)
+    beside(pod_of(changed), "publication", readOnly=True)
+    assert complaints(resource, new=changed) == []
+
+
+def test_without_the_images_of_who_deploys_no_job_is_admitted() -> None:
+    kustomization = yaml.safe_load((K8S / "base" / "kustomization.yaml").read_text())
+    (training,) = (
+        each for each in kustomization["configMapGenerator"] if each["name"] == "embertide-training"
+    )
+    (job,) = (each["image"] for each in pod_of(JOB)["containers"])
+    assert training["literals"] == [f"trainer={job}"]
+    (bound,) = (
+        each["spec"]
+        for each in RESOURCES
+        if each["kind"] == "ValidatingAdmissionPolicyBinding" and "paramRef" in each["spec"]
+    )
+    assert bound["paramRef"] == {
+        "name": training["name"],
+        "parameterNotFoundAction": "Deny",
+    }
+    assert POLICIES["jobs"]["paramKind"] == {"apiVersion": "v1", "kind": "ConfigMap"}
 
 
 TRAIN_JOBS = "trainer.kubeflow.org/trainjobs"

@@ -13,8 +13,8 @@ from serving import wait_until
 from tls_redis import link_server
 
 from bench.authority import Authority
+from embertide._common.redis_url import client_of
 from embertide.server.adapters.process import Child, free_ports
-from embertide.server.adapters.redis_url import client_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 K8S = ROOT / "k8s"

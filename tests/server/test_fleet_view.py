@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
-import rich.console
 
+from embertide._common.terminal import Table, show_table
 from embertide.server.cli import fleet_view
-from embertide.server.cli.tables import folding
+from embertide.server.cli.drift_view import drift_facts
+from embertide.v1 import control_pb2
 
 _NODE = "embertide-node-{}.embertide-node.embertide.svc.cluster.local"
 
@@ -20,12 +21,26 @@ def _facts() -> dict[str, Any]:
             "state": "draining",
             "versions": [123_440 + at, 123_456],
             "plan_epoch": 1712,
+            "versions_behind": 1_234,
             "staleness_ms": 123_456,
             "last_beat_ms": 12_500,
         }
         for at in range(2)
     ]
     return {
+        "at_ms": 1_700_000_000_000,
+        "trainer": None,
+        "tasks": [],
+        "refused": [],
+        "drift": drift_facts(
+            control_pb2.DriftStatus(
+                settings=control_pb2.DriftSettings(mode=control_pb2.DRIFT_MODE_AUTO),
+                outcome=control_pb2.DECISION_OUTCOME_OPERATION_AT_WORK,
+                why="operation move-1 has not ended",
+            )
+        ),
+        "unowned_buckets": 0,
+        "unowned_by_group": {},
         "plan_epoch": 1712,
         "open": False,
         "newest_committed": 123_456,
@@ -53,7 +68,9 @@ def test_nothing_of_a_fleet_is_cut(
     fleet_view.show_fleet(_facts())
     said = capsys.readouterr().out
     assert "…" not in said
-    table = [line for line in said.splitlines() if " is at " not in line]
+    assert "drift: mode auto; operation at work: operation move-1 has not ended\n" in said
+    prose = (" is at ", "plan 1712", "trainer:")
+    table = [line for line in said.splitlines() if not any(each in line for each in prose)]
     assert max(map(len, table)) <= 80
     for at in range(2):
         assert f"embertide-node-of-the-second-group-{at} is at {_NODE.format(at)}:7200\n" in said
@@ -62,9 +79,9 @@ def test_nothing_of_a_fleet_is_cut(
 
 
 def test_a_name_that_is_too_long_goes_on_below_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    table = folding("name", "reads", names=("name",))
+    table = Table("name", "reads", names=("name",))
     table.add_row("n" * 100, "12,345")
-    rich.console.Console(width=40).print(table)
+    show_table(table, width=40)
     said = capsys.readouterr().out
     assert said.count("n") == 101
     assert "12,345" in said

@@ -1,5 +1,8 @@
 """What `embertide serve` does before Triton starts, and what it looks for while it runs."""
 
+import errno
+import functools
+import itertools
 import types
 from pathlib import Path
 from typing import Any
@@ -8,7 +11,9 @@ import pytest
 
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import ProcessError
+from embertide.server.adapters.schema import model_of
 from embertide.server.cli import schema_switch
+from embertide.server.cli.mirror import Mirror
 from embertide.server.cli.serve import without_password
 
 
@@ -50,7 +55,7 @@ def watch(publication: Path, **options: Any) -> tuple[schema_switch.SchemaSwitch
     page = (
         'embertide_schema{model="news",schema="1"} 1\nembertide_promoted_version{model="news"} 4\n'
     )
-    server: Any = types.SimpleNamespace(metrics=lambda: page)  # to load fails
+    server: Any = types.SimpleNamespace(restarts=0, metrics=lambda: page)  # to load fails
     said: list[str] = []
     given = triton.ModelOptions(publication=publication, **options)
     return schema_switch.SchemaSwitch(server, "news", given, said.append), said
@@ -109,3 +114,57 @@ def test_each_schema_has_an_ssd_folder_of_its_own(tmp_path: Path) -> None:
     assert folders.first("7") == again
     folders.keep(again)
     assert sorted(ssd.iterdir()) == sorted([again, ssd / "theirs.1"])
+
+
+def test_a_full_drive_in_a_switch_is_said_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch, said = watch(tmp_path)
+    snapshot(tmp_path, "000000000005-000001", 2)
+    now, tried = [1000.0], []
+
+    def write(*_: object) -> None:
+        tried.append(now[0])
+        raise OSError(errno.ENOSPC, "No space left on device", f"{tmp_path}/config.pbtxt")
+
+    server: Any = switch._server
+    server.options = types.SimpleNamespace(repository=tmp_path)
+    monkeypatch.setattr(triton, "write_model", write)
+    monkeypatch.setattr("embertide.server.cli.schema_switch.time.monotonic", lambda: now[0])
+    for _ in range(60):
+        switch.poll()  # before: OSError, which ended the node
+        now[0] += 0.5
+    assert [line for line in said if f"{tmp_path}/config.pbtxt: No space left on device" in line]
+    assert len(tried) >= 3
+    assert max(b - a for a, b in itertools.pairwise(tried)) <= 10  # of room it hears that soon
+
+
+def test_a_model_has_the_name_that_its_manifest_says(tmp_path: Path) -> None:
+    path = snapshot(tmp_path, "000000000005-000001", 2)
+    (path / "manifest.json").write_text('{"model": "clicks-2"}')
+    assert model_of(path) == "clicks-2"
+    for wrong in ('{"model": "a/../b"}', '{"model": "a\\nb"}', "{}", '{"model": 7, "x": '):
+        (path / "manifest.json").write_text(wrong)
+        with pytest.raises(ValueError, match=r"is no name|Expecting value"):
+            model_of(path)
+
+
+@pytest.mark.parametrize(
+    ("said", "url", "refused"),
+    [
+        ('{"storage": "s3://a/x"}', "s3://b/x", True),
+        ('{"storage": "s3://a/x"}', "s3://a/x/", False),
+        ('{"storage": ""}', "s3://b/x", False),
+        ("[" * 100, "s3://b/x", False),
+    ],
+)
+def test_a_directory_serves_one_url(tmp_path: Path, said: str, url: str, refused: bool) -> None:
+    (tmp_path / "publication").mkdir()
+    (tmp_path / "publication" / "origin.json").write_text(said)
+    mirror = functools.partial(Mirror, url, tmp_path / "publication", log=tmp_path / "log")
+    if refused:
+        with pytest.raises(ProcessError, match=f"has s3://a/x, and is to have {url}"):
+            mirror()
+        assert not (tmp_path / "log").exists()
+    else:
+        mirror().stop()

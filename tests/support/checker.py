@@ -217,7 +217,7 @@ class Traffic:
             thread.start()
 
     def _run(self, server: triton.TritonServer, seed: int) -> None:
-        client = Client("grpc" if seed % 3 else "http", server)
+        client = Client("grpc", server)
         rng = np.random.default_rng(seed)
         last = 0
         try:

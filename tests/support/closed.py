@@ -25,7 +25,9 @@ RULES = {
     "-@dangerous",
     "keeper": "+acl +config +@connection",
 }
-TOKENS = {role: f"{role}s-token" for role in ("reader", "operator", "node", "trainer")}
+TOKENS = {role: f"{role}s-token-of-tests" for role in ("reader", "operator", "node", "trainer")}
+# Of another model.
+ADS_TOKENS = {role: f"{role}s-token-of-ads" for role in ("reader", "operator", "node")}
 
 
 class ClosedFleet:
@@ -56,7 +58,7 @@ class ClosedFleet:
             (folder / f"{role}.password").write_text(f"{role}-hush\n")
         (folder / "tokens").write_text("".join(f"{r}:{t}\n" for r, t in TOKENS.items()))
         with (folder / "tokens").open("a") as more:
-            more.write("reader@ads:ads-reader\noperator@ads:ads-operator\nnode@ads:ads-node\n")
+            more.writelines(f"{role}@ads:{token}\n" for role, token in ADS_TOKENS.items())
         (folder / "token").write_text(TOKENS["node"] + "\n")
         users = [f"{role} on >{role}-hush {rules}" for role, rules in RULES.items()]
         self.redis = self._stack.enter_context(

@@ -4,8 +4,8 @@ clients that ask every node all the time and know which requests may fail.
 A request may fail, or read zeros, for one reason: a bucket of it has, by a plan in force, no owner
 but such that are away. Doubts are judged when a case is over, by the plans that were written and
 the times at which processes were away, so that no client has to know anything in time. On a machine
-that is busy elsewhere a living peer may take longer than it is given; that is counted apart, and
-only few may.
+that is busy elsewhere a living peer may take longer than it is given, or be taken for dead; that is
+counted apart, and only few may.
 """
 
 import contextlib
@@ -44,7 +44,14 @@ _UNANSWERED = 6  # Source of a key that no owner answered
 _PACE_S = 0.02  # from an answer to the next question
 _PUBLISH_EVERY_S = 0.2
 _PEER_TIMEOUT_S = 0.1  # of embertide_node
-_PLAN_LAG_S = 0.1  # from the writing of a plan to when it is seen here
+_CLOCKS_APART_S = 0.01  # the control plane's, which counts whole milliseconds, and ours
+# The command, but with another time that nodes are given to find a new control plane.
+_PATIENT_FOR = """
+from embertide.server.core import control
+from embertide.server.cli import main
+control.FOUND_AGAIN_MS = {}
+main()
+"""
 Keys = Sequence[tuple[int, int]]  # table, key
 
 
@@ -81,11 +88,23 @@ class Seen:
 class Control(Child):
     """`embertide control`, ready once made, and calls of it."""
 
-    def __init__(self, address: str, url: str, log: Path, expect: int = NODES) -> None:
+    def __init__(
+        self,
+        address: str,
+        url: str,
+        log: Path,
+        expect: int = NODES,
+        *,
+        beat_ms: int = BEAT_MS,
+        found_again_ms: int | None = None,
+    ) -> None:
         words = ["control", "--state", url, "--model", CONFIG.name, "--listen", address]
-        words += ["--expect-nodes", str(expect), "--heartbeat-ms", str(BEAT_MS)]
+        words += ["--expect-nodes", str(expect), "--heartbeat-ms", str(beat_ms)]
         words += ["--longest-deadline-ms", str(DEADLINE_MS), "--directory", str(log.parent)]
-        super().__init__([sys.executable, "-m", "embertide.server.cli", *words], log=log)
+        command = [sys.executable, "-m", "embertide.server.cli"]
+        if found_again_ms is not None:
+            command = [sys.executable, "-c", _PATIENT_FOR.format(found_again_ms)]
+        super().__init__([*command, *words], log=log)
         wait_until(lambda: "control plane of model" in self.log_text() or not self.alive(), 30)
         assert self.alive(), self.log_text()
         self.caller = Caller(address, None)
@@ -108,23 +127,28 @@ class Control(Child):
 
 
 class Plans(Repeated):
-    """Keeps every plan that is written, with the time at which it was seen, by epoch from 1 on."""
+    """Keeps every plan that is written, with the time at which it was made, by epoch from 1 on.
+
+    Not the time at which this thread saw it: a node may act by a plan before a busy test looks.
+    """
 
     def __init__(self, state: RedisState) -> None:
         super().__init__(every_s=0.005)
         self._state = state
         self._seen: list[tuple[float, Layout]] = []
+        self._wall_s = time.time() - time.monotonic()
         self.newest = 0  # epoch
 
     def act(self) -> None:
         while (plan := self._state.plan(self.newest + 1)) is not None:
-            self._seen.append((time.monotonic(), plan.layout))
+            made_s = plan.head.created_ms / 1000 - self._wall_s
+            self._seen.append((min(made_s, time.monotonic()), plan.layout))
             self.newest += 1
 
     def in_force(self, epoch: int, ended_s: float) -> list[Layout]:
-        """The plans from an epoch on that were written at a time."""
+        """The plans from an epoch on that were made by a time. Requires: `act` since then."""
         seen = self._seen[epoch - 1 :]
-        return [layout for since_s, layout in seen if since_s <= ended_s + _PLAN_LAG_S]
+        return [layout for made_s, layout in seen if made_s <= ended_s + _CLOCKS_APART_S]
 
 
 class Last(NamedTuple):
@@ -231,8 +255,8 @@ class ControlledSite:
         self._away: dict[int, float] = {}
         self._was_away: list[tuple[int, float, float]] = []
         self._all, self._late, self._kills = Seen(), 0, 0
-        port, self._control_port, *self._ports = free_ports(2 + NODES)
-        server = RedisServer(RedisOptions(log=directory / "redis.log", port=port))
+        self._control_port, *self._ports = free_ports(1 + NODES)
+        server = RedisServer(RedisOptions(log=directory / "redis.log"))
         self.url = self._stack.enter_context(server).url
         self.state = RedisState(self.url, CONFIG.name)
         self._stack.callback(self.state.close)
@@ -413,8 +437,9 @@ class ControlledSite:
         return all(self._has_owner(layout, at, away) for layout in layouts)
 
     def _has_owner(self, layout: Layout, at: tuple[int, int], away: set[int]) -> bool:
-        owners = layout[Bucket(TABLES[at[0]].id, bucket_of(TABLES[at[0]], at[1]))].owners
-        return any(place.node not in away for place in owners)
+        held = layout[Bucket(TABLES[at[0]].id, bucket_of(TABLES[at[0]], at[1]))]
+        # Where no owner answers, the node is asked that the bucket leaves.
+        return any(place.node not in away for place in (*held.owners, *held.leaving))
 
     # The traffic.
 
@@ -441,17 +466,33 @@ class ControlledSite:
         for asker in self._askers:
             asker.take()
         self._degraded_keys = self.degraded_keys()
+        self._deaths = self._peer_deaths()
+
+    def _peer_deaths(self) -> list[int]:
+        """How often each of the two nodes that live on has taken a peer for dead."""
+        return [node.status().counters["peer_death"] for node in self.nodes[:2]]
 
     def judge(self) -> list[Seen]:
         """Prove that every answer since `forget` was right, and every doubt has its reason; what
         the askers saw."""
         for each in self._threads:
             assert each.error is None, each.error
+        epoch = self.plan().epoch
+        wait_until(lambda: self.plans.newest >= epoch)
         all_seen = [asker.take() for asker in self._askers]
+        # More deaths than there were: a living peer said nothing for five beats.
+        deaths = zip(self._peer_deaths(), self._deaths, strict=True)
+        away = len(self._was_away) + len(self._away)
+        mistaken = [now - before > away for now, before in deaths]
         for n, seen in enumerate(all_seen):
             assert not seen.faults, seen.faults[:3]
             strange = [doubt for doubt in seen.doubts if not self._excused(doubt)]
-            late = [each for each in strange if each.ended_s - each.begun_s >= _PEER_TIMEOUT_S]
+            late = [
+                each
+                for each in strange
+                if each.ended_s - each.begun_s >= _PEER_TIMEOUT_S
+                or (n < len(mistaken) and mistaken[n] and " dead" in each.what)
+            ]
             assert len(late) == len(strange), f"{len(strange)} of {len(seen.doubts)}: {strange[:3]}"
             self._late += len(late)
             self._all.add(seen)

@@ -347,8 +347,8 @@ def start_fleet(
     directory: Path, *, nodes: int, devices: int, seed: int, **options: Any
 ) -> Iterator[FleetSite]:
     """Start nodes of a new model; `options` are further ones of embertide_node."""
-    port, *ports = free_ports(1 + nodes)
-    with RedisServer(RedisOptions(log=directory / "redis.log", port=port)) as server:
+    ports = free_ports(nodes)
+    with RedisServer(RedisOptions(log=directory / "redis.log")) as server:
         folder = directory / "publication"
         model = Model(folder, server.url, ROOT / "build" / "cache" / "dense", seed=seed)
         named = [(f"node-{n}", f"127.0.0.1:{p}") for n, p in enumerate(ports)]

@@ -13,6 +13,13 @@ from embertide.trainer.publish.folder import Publication
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 
 
+def unserved(folder: Path) -> Publication:
+    """A publication whose program is none, so that no net is compiled: no test may serve it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "program.pt2").write_bytes(b"nobody runs it")
+    return Publication(folder)
+
+
 class Killed(BaseException):
     """What nobody catches, as nobody catches SIGKILL."""
 

@@ -3,11 +3,11 @@
 import contextlib
 import dataclasses
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Literal
 
+from commands import embertide
 from serving import metric, wait_until
 
 from embertide.server.adapters import process, triton
@@ -25,9 +25,8 @@ class Pair:
 
     def command(self, *words: str) -> str:
         """Run an operator's command and return what it prints."""
-        command = [*COMMAND, *words, "--control", self.control]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = embertide(*words, "--control", self.control)
+        assert done.exit_code == 0, done.output
         return done.stdout
 
     def ask(self, *words: str) -> Any:
@@ -60,7 +59,7 @@ def start_pair(
     max_degraded_share: float = 0,
 ) -> Pair:
     """Start them, the model under the name "rank", and wait until they reach each other."""
-    control_port, *ports = process.free_ports(9)
+    control_port, *ports = process.free_ports(7)
     control = f"127.0.0.1:{control_port}"
     words = ["control", "--state", url, "--model", model, "--listen", control]
     words += [
@@ -76,7 +75,7 @@ def start_pair(
     stack.enter_context(Child([*COMMAND, *words], log=directory / "control.log"))
     starts = []
     for n, publication in enumerate(publications):
-        http, grpc, metrics, peer = ports[4 * n : 4 * n + 4]
+        grpc, metrics, peer = ports[3 * n : 3 * n + 3]
         repository = directory / f"models-{n}"
         options = triton.ModelOptions(
             publication=publication,
@@ -100,7 +99,6 @@ def start_pair(
                 server,
                 repository=repository,
                 log=directory / f"node-{n}.log",
-                http_port=http,
                 grpc_port=grpc,
                 metrics_port=metrics,
                 models=("rank",),

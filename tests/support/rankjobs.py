@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -27,14 +28,15 @@ from embertide.trainer.config import (
     TableConfig,
 )
 from embertide.trainer.data import shared
+from embertide.trainer.data.bags import Bags
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
-from embertide.trainer.embedding.bags import Bags
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.learner import Learner
 from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_counters, news_model
+from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.sync.plan import EVERYWHERE, Ownership, balanced
 from embertide.trainer.sync.ranks import Ranks
@@ -343,3 +345,31 @@ def events_that_pause(ranks: Ranks, folder: str, pause_s: float) -> int:
     trainer = Trainer(RUNS["news"], Publication(Path(folder)), program_cache=CACHE, ranks=ranks)
     trainer.fit(Pausing(news))
     return trainer.state.events
+
+
+def told_of_a_quiet_stream(ranks: Ranks, folder: str) -> list[tuple[int, int]]:
+    """Let a stream stand still until all that it had is told: events learned, and events told.
+
+    While it learns, nothing is told after the first batch.
+    """
+    quiet = threading.Event()
+    gave, told = [0], list[tuple[int, int]]()
+
+    class Quiet(NewsSource):
+        def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
+            for n, batch in enumerate(super().batches(batch_size=batch_size, start=start)):
+                if n == 5:
+                    assert quiet.wait(30), f"{gave} events were given, and told: {told}"
+                    return
+                gave[0] += len(batch)
+                yield batch
+
+    def hear(progress: Progress) -> None:
+        told.append((trainer.state.events, progress.events))
+        if progress.events == gave[0]:
+            quiet.set()
+
+    news = NewsConfig(hours=1, views_per_hour=60, users=80, new_items_per_hour=5)
+    trainer = Trainer(RUNS["news"], Publication(Path(folder)), program_cache=CACHE, ranks=ranks)
+    trainer.fit(Quiet(news), progress=hear, every_s=3600)
+    return told

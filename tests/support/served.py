@@ -15,14 +15,21 @@ Addresses = dict[str, str]  # by protocol
 
 
 @contextlib.contextmanager
-def serving(snapshot: Path, directory: Path, backends: Path, *more: str) -> Iterator[Addresses]:
-    """Run `embertide serve` until the block ends; gives its addresses."""
-    http, grpc, metrics = process.free_ports(3)
+def serving(
+    snapshot: Path, directory: Path, backends: Path, *more: str, http: bool = False
+) -> Iterator[Addresses]:
+    """Run `embertide serve` until the block ends; gives its addresses.
+
+    HTTP is answered behind tritonserver's own front end, gRPC alone behind ours.
+    """
+    http_port, grpc, metrics = process.free_ports(3)
+    directory.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "embertide.server.cli", "serve", str(snapshot)]
     command += ["--kind", "lookup", "--name", "lookup", "--directory", str(directory)]
-    command += ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
+    command += ["--grpc-port", str(grpc), "--metrics-port", str(metrics)]
+    command += ["--front", "triton", "--http-port", str(http_port)] if http else []
     command += ["--backends", str(backends), *more]
-    ports = {"http": http, "grpc": grpc, "metrics": metrics}
+    ports = {"grpc": grpc, "metrics": metrics} | ({"http": http_port} if http else {})
     addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
     with process.Child(command, log=directory / "serve.log") as child:
         wait_until(lambda: "is ready" in child.log_text() or not child.alive(), 60)

@@ -1,5 +1,6 @@
 """What the end-to-end tests share: a client with short verbs, readers of replies, ways to harm."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -12,12 +13,14 @@ import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 from numpy.typing import NDArray
-from tritonclient.utils import np_to_triton_dtype
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import free_ports
 
 Samples = Sequence[Sequence[Sequence[int]]]
+# The fixture of a server of each protocol: ours over gRPC, tritonserver's over HTTP.
+FRONTS = {"grpc": "server", "http": "stock"}
 MODULES: dict[str, Any] = {"grpc": tritonclient.grpc, "http": tritonclient.http}
 
 
@@ -44,6 +47,15 @@ class Client:
         wanted = [self._module.InferRequestedOutput(name) for name in outputs] if outputs else None
         return self.raw.infer(model, inputs, outputs=wanted, **more)
 
+    def loaded(self, model: str) -> bool:
+        """Whether the server says so: 2.72 has an error for a model that it does not have."""
+        try:
+            return bool(self.raw.is_model_ready(model))
+        except InferenceServerException as error:
+            if error.status() != "StatusCode.NOT_FOUND":
+                raise
+            return False
+
     def rectangular(self, keys: Any, **more: Any) -> Any:
         return self.send({"KEYS": np.array(keys, np.int64)}, **more)
 
@@ -55,17 +67,44 @@ def beside(
     options: triton.ServerOptions, repository: Path, log: Path, models: Sequence[str], **more: Any
 ) -> triton.ServerOptions:
     """Options of one more server: ports of its own, another repository and other models."""
-    http, grpc, metrics = free_ports(3)
-    return dataclasses.replace(
+    grpc, metrics = free_ports(2)
+    made = dataclasses.replace(
         options,
         repository=repository,
         log=log,
         models=tuple(models),
-        http_port=http,
         grpc_port=grpc,
         metrics_port=metrics,
         **more,
     )
+    return made if made.http_port is None else with_stock_front(made)
+
+
+def with_stock_front(options: triton.ServerOptions) -> triton.ServerOptions:
+    """The same behind tritonserver's own front end, at ports of its own, HTTP among them."""
+    http, grpc, metrics = free_ports(3)
+    return dataclasses.replace(
+        options, front="triton", http_port=http, grpc_port=grpc, metrics_port=metrics
+    )
+
+
+class Fronts(contextlib.ExitStack):
+    """One repository behind both front ends: ours over gRPC, tritonserver's over HTTP."""
+
+    def __init__(self, options: triton.ServerOptions) -> None:
+        super().__init__()
+        self._options = options
+        self.own = self.enter_context(triton.TritonServer(options))
+        self._stock: triton.TritonServer | None = None
+
+    def of(self, protocol: str) -> triton.TritonServer:
+        if protocol == "grpc":
+            return self.own
+        if self._stock is None:
+            log = self._options.log.with_name("stock.log")
+            options = dataclasses.replace(with_stock_front(self._options), log=log)
+            self._stock = self.enter_context(triton.TritonServer(options))
+        return self._stock
 
 
 def jagged_arrays(samples: Samples, lengths: str = "LENGTHS") -> dict[str, NDArray[Any]]:

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from embertide.trainer.__main__ import app
-from embertide.trainer.eval.backtest import over_block, over_days
 from embertide.trainer.eval.metrics import summarise
+from embertide.trainer.lab.backtest import over_block, over_days
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 

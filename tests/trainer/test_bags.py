@@ -19,7 +19,7 @@ from embertide.trainer.config import (
     Pooling,
     TableConfig,
 )
-from embertide.trainer.embedding.bags import Bags
+from embertide.trainer.data.bags import Bags
 from embertide.trainer.embedding.store import EmbeddingStore
 
 DIM, KEYS = 8, 40

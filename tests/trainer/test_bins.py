@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from killing import CACHE, train
+from killing import CACHE, train, unserved
 from serving import flip_byte
 from shop import RUN, Shop
 
@@ -38,7 +38,7 @@ def newest(publication: Publication) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Publication:
-    publication = Publication(tmp_path_factory.mktemp("bins") / "pub")
+    publication = unserved(tmp_path_factory.mktemp("bins") / "pub")
     train(RUN, FirstEvents(SHOP, 400), publication)
     return publication
 
@@ -74,7 +74,7 @@ def test_a_run_goes_on_with_the_same(begun: Publication) -> None:
 
 
 def test_a_run_that_told_none_tells_them_from_then_on(tmp_path: Path) -> None:
-    publication = Publication(tmp_path / "pub")
+    publication = unserved(tmp_path / "pub")
     train(RUN, FirstEvents(Shop(600), 400), publication)
     assert read_bins(newest(publication)) == ()
     assert "bins" not in json.loads(schema_of(newest(publication)))

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from embertide._store import CacheTrace, StoreError, cache_policies
 from embertide.trainer.data.trace import read_trace
 from embertide.trainer.errors import ConfigurationError, DataError
-from embertide.trainer.eval import cache
+from embertide.trainer.lab import cache
 
 Keys = NDArray[np.int64]
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from embertide import _store
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.eval import capacity
-from embertide.trainer.eval.capacity import Goal, HitCurve, TierCosts
+from embertide.trainer.lab import capacity
+from embertide.trainer.lab.capacity import Goal, HitCurve, TierCosts
 
 Keys = NDArray[np.int64]
 COSTS = TierCosts(hbm_us=1, ddr_us=2, ssd_us=100, ssd_more_us=10, base_us=5)

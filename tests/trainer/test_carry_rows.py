@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from embertide import _store
+from embertide.trainer.data.keys import initial_values
 from embertide.trainer.embedding.carry import Part, RowCarrier
-from embertide.trainer.embedding.keys import initial_values
 from embertide.trainer.errors import TrainerError
 
 ROWS, DIM = 300, 8

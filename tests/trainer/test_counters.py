@@ -16,10 +16,10 @@ from embertide.trainer.config import (
     RunConfig,
     TableConfig,
 )
+from embertide.trainer.data.bags import Bags
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding import counters
-from embertide.trainer.embedding.bags import Bags
 from embertide.trainer.embedding.counters import Counters, log_sums, merged
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.eval.blocks import BlockQuality

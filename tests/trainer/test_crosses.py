@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from killing import train
+from killing import train, unserved
 
 from embertide import _store
 from embertide.trainer.config import (
@@ -20,7 +20,6 @@ from embertide.trainer.data.crosses import CrossedSource, cross_keys, crossed
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.history import with_columns
 from embertide.trainer.presets import news_history, news_model
-from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import read_manifest
 
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=40, new_items_per_hour=5))
@@ -113,8 +112,8 @@ def test_a_cross_before_the_features_of_events_is_refused() -> None:
 
 def test_a_killed_run_with_crosses_ends_with_the_rows_of_one_never_killed(tmp_path: Path) -> None:
     run = RunConfig(model=MODEL, batch_size=32, publish_every_s=600, snapshot_every=2)
-    whole = train(run, NEWS, Publication(tmp_path / "whole"))
-    publication = Publication(tmp_path / "killed")
+    whole = train(run, NEWS, unserved(tmp_path / "whole"))
+    publication = unserved(tmp_path / "killed")
     train(run, NEWS, publication, 9)
     assert len(publication.snapshots()) > 0
     resumed = train(run, NEWS, publication)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from killing import CACHE, Killed, train
+from killing import CACHE, Killed, train, unserved
 
 from bench.criteo import criteo
 from embertide.trainer.checkpoint.checkpoint import CheckpointError
@@ -33,6 +33,7 @@ from embertide.trainer.presets import PRESETS, news_model
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.rollback import RollbackError, roll_back
 from embertide.trainer.publish.snapshot import read_manifest
+from embertide.trainer.publish.snapshot_rows import read_buckets
 
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
 HALF = NEWS.total_events() // 2
@@ -60,22 +61,17 @@ class Chosen(DerivedSource):
 
 
 def trained(run: RunConfig, path: Path, source: EventSource | None = None) -> Trainer:
-    """A run over the first events; its program is that of no run, for nobody serves it."""
-    path.mkdir(exist_ok=True)
-    (path / "program.pt2").touch()
-    trainer = Trainer(run, Publication(path), program_cache=CACHE)
+    """A run over the first events."""
+    trainer = Trainer(run, unserved(path))
     trainer.fit(FirstEvents(source or NEWS, HALF))
     return trainer
 
 
 def forked(run: RunConfig, path: Path, origin: Trainer, *, keep_place: bool = True) -> Trainer:
     """A run that has begun with another's state, and has read no event of its own."""
-    path.mkdir(exist_ok=True)
-    (path / "program.pt2").touch()
     return Trainer(
         run,
-        Publication(path),
-        program_cache=CACHE,
+        unserved(path),
         fork=Fork(publication=origin.publication, keep_place=keep_place),
     )
 
@@ -215,7 +211,7 @@ def test_rows_that_a_budget_held_back_come_along(tmp_path: Path) -> None:
     train(run, NEWS, publication, 22)
     resumed = Trainer(run, publication, program_cache=CACHE)
     snapshot = publication.snapshot_path(publication.snapshots()[-1])
-    published = [records for *_, records in resumed.state.rows.read_buckets(snapshot)]
+    published = [records for *_, records in read_buckets(resumed.state.rows, snapshot)]
     assert published != [records for *_, records in resumed.state.rows.buckets()]
     assert contents(forked(RUN, tmp_path / "b", resumed)) == contents(resumed)
 
@@ -226,7 +222,7 @@ def test_nodes_get_all_rows_where_versions_have_a_budget(origin: Trainer, tmp_pa
     begun_with = [records for *_, records in fork.state.rows.buckets()]
     fork.versions.publish(fork.state.number, 0, snapshot=True)
     first = fork.publication.snapshot_path(fork.publication.snapshots()[0])
-    assert [records for *_, records in fork.state.rows.read_buckets(first)] == begun_with
+    assert [records for *_, records in read_buckets(fork.state.rows, first)] == begun_with
 
 
 def test_a_pruned_run_goes_on_pruned(tmp_path: Path) -> None:

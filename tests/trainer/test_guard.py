@@ -17,11 +17,10 @@ from graded import (
     learned,
     true_rates,
 )
-from killing import CACHE
+from killing import CACHE, unserved
 from numpy.typing import NDArray
 
 from embertide import _store
-from embertide.server.adapters import process
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.data.base import Batch
 from embertide.trainer.eval.metrics import auc
@@ -90,8 +89,7 @@ class Site(GradedPublisher):
     """A publication, its node, and guards."""
 
     def __init__(self, folder: Path, bus: str | None = None) -> None:
-        folder.mkdir()
-        (folder / "program.pt2").write_bytes(b"nobody runs it")
+        unserved(folder)
         super().__init__(folder, bus, CACHE)
         self.node = Node(self, bus)
 
@@ -313,7 +311,7 @@ def test_a_guard_killed_while_it_writes_leaves_the_old_or_the_new_record(
 
 def test_a_guard_killed_before_the_bus_heard_is_made_good_by_the_next(tmp_path: Path) -> None:
     log = tmp_path / "redis.log"
-    with RedisServer(RedisOptions(log=log, port=process.free_ports(1)[0])) as server:
+    with RedisServer(RedisOptions(log=log)) as server:
         site = Site(tmp_path / "pub", server.url)
         # Killed between file and bus: the file alone has it.
         promotion_record(site.publication, bus=None, model=CONFIG.name).promote(

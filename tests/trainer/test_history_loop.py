@@ -22,6 +22,7 @@ from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_counters
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import read_manifest
+from embertide.trainer.publish.snapshot_rows import read_buckets
 
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=15, new_items_per_hour=5))
 
@@ -140,7 +141,7 @@ def test_each_version_carries_the_histories_of_its_end_and_no_others(whole: Trai
     newest = publication.snapshot_path(publication.snapshots()[-1])
     files = {
         bucket: records
-        for _, of, bucket, records in rows.read_buckets(newest)
+        for _, of, bucket, records in read_buckets(rows, newest)
         if of.name == table.name
     }
     assert histories_of(rows, files) == held

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from embertide import _store
 from embertide.trainer.commands import import_model as import_command
 from embertide.trainer.config import FeatureConfig
-from embertide.trainer.embedding.keys import buckets_of, hash_keys
+from embertide.trainer.data.keys import buckets_of, hash_keys
 from embertide.trainer.embedding.records import encode_rows, unstorable
 from embertide.trainer.importer import model
 from embertide.trainer.importer.model import ImportOptions, ImportReport, import_model
@@ -535,7 +535,7 @@ def test_the_command_imports_and_reports_json(tmp_path: Path) -> None:
 
 def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
     result = run(tmp_path / "out", "--table", f"item={tmp_path / 'none'}", "--json")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "none: is missing" in json.loads(result.stdout)["error"]
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1

@@ -103,7 +103,7 @@ def test_train_says_what_to_type_for_columns_that_it_does_not_know(tmp_path: Pat
     assert f"`embertide init {data}`" in done.stderr
     none = CliRunner().invoke(app, ["train", str(tmp_path / "p")])
     assert none.exit_code == 2
-    assert "give --data FILE, or --demo for made-up news" in none.stderr
+    assert "give --data FILE, or --demo for synthetic news" in none.stderr
     both = CliRunner().invoke(app, ["train", str(tmp_path / "p"), "--demo", "--data", str(data)])
     assert "--data and --demo: give one of them" in both.stderr
     assert not (tmp_path / "p").exists()

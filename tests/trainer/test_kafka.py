@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from kafka_broker import Broker, KafkaBroker, SmallBroker
+from poison import ARROW, JSON, stream
 from serving import wait_until
 
 from embertide.server.adapters.process import free_ports
 from embertide.trainer.commands import reports
-from embertide.trainer.data import is_live, joined, open_events
+from embertide.trainer.data import is_live, joined, kafka_partition, open_events
 from embertide.trainer.data.base import (
     Batch,
     EventSchema,
@@ -29,7 +31,7 @@ from embertide.trainer.data.base import (
     news_schema,
 )
 from embertide.trainer.data.kafka import open_topic
-from embertide.trainer.data.kafka_client import KafkaConfig
+from embertide.trainer.data.kafka_client import KafkaClient, KafkaConfig
 from embertide.trainer.data.kafka_partition import ROWS
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.data.merge import MergedSource
@@ -185,6 +187,36 @@ def test_a_late_event_after_a_quiet_time_has_one_time_whoever_reads_it(
         fresh.seek((place,))
         again = next(iter(fresh.batches(batch_size=1000, start=first.next_offset)))
         assert same(again, second)
+
+
+@pytest.mark.parametrize("format", ["json", "arrow"])
+def test_what_no_reader_can_read_costs_nothing_else(broker: KafkaBroker, format: str) -> None:
+    name = topic(broker)
+    bad = {"json": JSON, "arrow": ARROW}[format]
+    good = event(1, 100)
+    if format == "arrow":
+        good = stream(pa.RecordBatch.from_pylist([{"ts": 1, "item": 100, "y": 1}]))
+    broker.add(name, [each for one in bad if len(one) < 900_000 for each in (good, one)])
+    broker.add(name, [good])
+    sent = sum(len(one) < 900_000 for one in bad)  # the broker takes no larger ones
+    live = source(broker, name, format=format)
+    assert items(read(live, sent + 1)) == [100] * (sent + 1)
+    assert live.dead_letters.by_reason == {"malformed message": sent}
+
+
+def test_partitions_that_come_later_are_said_to_be_unread(
+    broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = topic(broker, 2)
+    live = source(broker, name)
+    monkeypatch.setattr(kafka_partition, "_PARTITIONS_EVERY_S", 0.0)
+    monkeypatch.setattr(KafkaClient, "partitions", lambda _: list(range(5)))
+    for part in (0, 1):
+        broker.add(name, [event(ts, ts) for ts in range(20)], part)
+    assert len(items(read(live, 40))) == 40
+    assert live.counters()["unread_partitions"] == 3
+    (said,) = [each for each in caplog.messages if "partitions now" in each]
+    assert f"/{name} has 5 partitions now, and 2 are read" in said
 
 
 def test_a_poisoned_message_goes_aside_alone(broker: KafkaBroker, tmp_path: Path) -> None:

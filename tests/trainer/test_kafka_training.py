@@ -23,10 +23,13 @@ from bench.snapshots import newest_files
 from embertide.server.adapters.process import Child
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data import open_events
+from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_model, news_rates
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.publish.storage import Storage
 
 RUN = RunConfig(
     model=news_model(), optimizer=news_rates(), batch_size=24, publish_every_s=600, snapshot_every=4
@@ -91,6 +94,46 @@ def test_a_run_killed_three_times_ends_as_one_over_the_events(
     assert (trainer.state.events, trainer.state.offset) == (TOTAL, TOTAL)
     assert live.dead_letters.by_reason["malformed message"] > 0
     assert newest_files(fresh) == newest_files(whole)
+
+
+def test_what_waiting_decided_outlives_the_folder(
+    broker: KafkaBroker, whole: Publication, tmp_path: Path
+) -> None:
+    """A partition is late after the run had waited for it; its folder is kept, lost, or torn."""
+    topic = "late"
+    broker.make(topic, 2)
+    events = list(NEWS.batches(batch_size=1))
+    by_part = [[b for b in events if int(b.ts_ms_B[0]) // 1000 % 2 == p] for p in (0, 1)]
+    half = len(by_part[1]) // 2
+
+    def add(part: int, batches: list[Batch]) -> None:
+        broker.add(topic, [m for b in batches for m in messages_of(NEWS.schema, b)], part)
+
+    def learn(folder: Path, upto: int, storage: str | None) -> Publication:
+        publication = Publication(folder)
+        folder.mkdir(exist_ok=True)
+        shutil.copyfile(whole.program, publication.program)
+        given = None if storage is None else Storage(storage)
+        live = FirstEvents(open_events(broker.url(topic, quiet_s=0.3, messages=20)), upto)
+        trainer = Trainer(RUN, publication, program_cache=CACHE, storage=given)
+        trainer.fit(live)
+        assert trainer.state.events == upto
+        return publication
+
+    add(0, by_part[0])
+    add(1, by_part[1][:half])
+    there = sum(map(len, (*by_part[0], *by_part[1][:half])))
+    url = f"file://{tmp_path}/bucket"
+    learn(tmp_path / "news", there, url)
+    for name in ("silences.jsonl", "inputs/0/closed.jsonl", "inputs/1/closed.jsonl"):
+        assert Storage(url).read(name) == (tmp_path / "news" / name).read_bytes()
+    add(1, by_part[1][half:])
+    shutil.copytree(tmp_path / "news", tmp_path / "torn")
+    (tmp_path / "torn" / "silences.jsonl").unlink()
+    shutil.rmtree(tmp_path / "torn" / "inputs")
+    kept, torn = (newest_files(learn(tmp_path / n, TOTAL, None)) for n in ("news", "torn"))
+    lost = newest_files(learn(tmp_path / "empty", TOTAL, url))
+    assert kept == torn == lost
 
 
 def command(broker: KafkaBroker, fresh: Publication) -> list[str]:

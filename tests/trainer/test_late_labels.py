@@ -2,12 +2,11 @@
 
 import dataclasses
 import itertools
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from killing import CACHE, train
+from killing import CACHE, train, unserved
 from late import FEEDBACK, Late, late, write
 
 from bench.snapshots import newest_files
@@ -206,16 +205,14 @@ def once(
     events: Late, files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Trainer:
     """A run that nothing stopped."""
-    publication = Publication(tmp_path_factory.mktemp("whole") / "pub")
+    publication = unserved(tmp_path_factory.mktemp("whole") / "pub")
     return train(RUN, open_files(events, files), publication)
 
 
 @pytest.fixture
-def fresh(once: Trainer, tmp_path: Path) -> Publication:
-    """An empty publication, with the program that all share."""
-    (tmp_path / "pub").mkdir()
-    shutil.copyfile(once.publication.program, tmp_path / "pub" / "program.pt2")
-    return Publication(tmp_path / "pub")
+def fresh(tmp_path: Path) -> Publication:
+    """An empty publication."""
+    return unserved(tmp_path / "pub")
 
 
 def test_each_impression_is_learned_once_and_killed_runs_end_with_the_same_bytes(

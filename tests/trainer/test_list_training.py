@@ -28,8 +28,8 @@ from embertide.trainer.config import (
     RunConfig,
     SequenceConfig,
 )
+from embertide.trainer.data.bags import Bags
 from embertide.trainer.data.base import Batch
-from embertide.trainer.embedding.bags import Bags
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.learner import Learner
 from embertide.trainer.publish.folder import Publication

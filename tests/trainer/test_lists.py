@@ -12,10 +12,10 @@ import pytest
 import redis
 import xxhash
 
-from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.config import SequenceConfig
 from embertide.trainer.data.assemble import fold
+from embertide.trainer.data.bags import Bags, jagged
 from embertide.trainer.data.base import (
     PADDING_KEY,
     Batch,
@@ -29,7 +29,6 @@ from embertide.trainer.data.history import HistorySource
 from embertide.trainer.data.limit import FirstEvents, blocks
 from embertide.trainer.data.parquet import ParquetSource
 from embertide.trainer.data.redis_stream import EventSender, RedisStreamSource, StreamConfig
-from embertide.trainer.embedding.bags import Bags, jagged
 from embertide.trainer.errors import DataError
 
 Opener = Callable[..., EventSource]
@@ -212,8 +211,8 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 TEXT_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no integer": ({"tags": [1, "x"], "shares": [1, 1]}, "a key of list tags is not an integer"),
-    "too large": ({"tags": [2**63], "shares": [1]}, "a key of list tags is not an integer"),
-    "gap": ({"tags": [1, "", 2], "shares": [1, 1, 1]}, "a key of list tags is not an integer"),
+    "too large": ({"tags": [2**64], "shares": [1]}, "a key of list tags is not an integer"),
+    "gap": ({"tags": [1, "", 2], "shares": [1, 1, 1]}, "a key of list tags is missing"),
     "no weight": (
         {"tags": [1, 2], "shares": ["", 1]},
         "a weight of shares is not a finite number",
@@ -389,7 +388,7 @@ def test_every_column_of_a_batch_is_bags() -> None:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(RedisOptions(log=tmp_path / "log", port=free_ports(1)[0])) as started:
+    with RedisServer(RedisOptions(log=tmp_path / "log")) as started:
         yield started
 
 

@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import re
 import shutil
 import signal
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from killing import CACHE, Killed
 from serving import wait_until
 
 from bench.snapshots import newest_files
+from embertide.server.adapters.bus import Bus
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.config import RunConfig
@@ -56,7 +59,7 @@ def fresh(whole: Publication, tmp_path: Path) -> Publication:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(RedisOptions(log=tmp_path / "redis.log", port=free_ports(1)[0])) as started:
+    with RedisServer(RedisOptions(log=tmp_path / "redis.log")) as started:
         yield started
 
 
@@ -82,6 +85,19 @@ def closed(server: RedisServer) -> int:
     with redis.Redis.from_url(server.url) as client:
         entries: Any = client.xrange(STREAM)
         return sum(b"closed" in fields for _, fields in entries)
+
+
+def told(trainer: Child) -> int:
+    """How many events the newest line of --json has."""
+    lines = [line for line in trainer.log_text().splitlines() if line.startswith('{"progress"')]
+    return int(json.loads(lines[-1])["progress"]["events"])
+
+
+def on_page(port: int) -> float:
+    """How many events the page of metrics has."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+        found = re.search(r"^embertide_trainer_events_total (\S+)$", page.read().decode(), re.M)
+    return float(found[1]) if found else 0.0
 
 
 def killer(call: int) -> Callable[[object], None]:
@@ -137,15 +153,29 @@ def test_the_command_killed_half_way_ends_as_a_run_over_a_file(
     send(server, 0, half)
     command = [sys.executable, "-m", "embertide.trainer", "train", str(fresh.path), "--json"]
     command += ["--data", server.url, "--events", str(TOTAL), "--cache", str(CACHE)]
-    command += ["--batch-size", "24", "--snapshot-every", "4"]
+    command += ["--batch-size", "24", "--snapshot-every", "4", "--bus", server.url]
+    (port,) = free_ports(1)
+    command += ["--metrics-port", str(port)]
+    bus = Bus(server.url, "news")
     trainer = Child(command, log=tmp_path / "first.log")
     # It has read all there is, a checkpoint is behind it, and it waits for more.
     wait_until(lambda: bool(fresh.versions()) and fresh.versions()[-1].number >= 8, 60)
+    # Nothing comes, and all that it has learned is told.
+    wait_until(lambda: told(trainer) == on_page(port) == half, 10)
     trainer.kill()
     assert trainer.code == -signal.SIGKILL
+    dead = bus.trainer()
+    assert dead is not None
+    assert (dead.sign.pid, dead.sign.ended_ms) == (trainer.pid, 0)
+    assert dead.sign.folder == str(fresh.path)
     send(server, half, TOTAL)
     again = Child(command, log=tmp_path / "second.log")
     assert again.wait(60) == 0, again.log_text()
+    wait_until(lambda: bus.trainer() != dead, 5)
+    ended = bus.trainer()
+    assert ended is not None
+    assert ended.sign.ended_ms > 0
+    assert (ended.sign.exit_status, ended.sign.events) == (0, TOTAL)
     result = json.loads(again.log_text().splitlines()[-1])["result"]
     assert (result["events"], result["rejected"]) == (TOTAL, {})
     assert newest_files(fresh) == newest_files(whole)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from killing import CACHE, Killed, train
+from killing import CACHE, Killed, train, unserved
 from serving import flip_byte, wait_until
 
 from bench.snapshots import newest_files, snapshot_files
@@ -142,12 +142,9 @@ def test_a_pruned_run_with_an_ssd_ends_as_one_without(tmp_path: Path) -> None:
         ssd_budget_bytes=8 << 20,
         ssd_directory=str(tmp_path / "ssd"),
     )
-    whole = Trainer(in_memory, Publication(tmp_path / "whole"), program_cache=CACHE)
+    whole = Trainer(in_memory, unserved(tmp_path / "whole"))
     whole.fit(news)
-    path = tmp_path / "pub"
-    path.mkdir()
-    shutil.copyfile(whole.publication.program, path / "program.pt2")
-    publication = Publication(path)
+    publication = unserved(tmp_path / "pub")
     train(beyond, news, publication, 30)
     trainer = Trainer(beyond, publication, program_cache=CACHE)
     trainer.fit(news)
@@ -209,8 +206,18 @@ def kill_at(
             trainer.fit(NEWS)
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("call", [1, 3, -1], ids=["first", "third", "last"])
+# Killed after one step is nearly killed before the next one; both are tried where a run ends.
+MOMENTS = [
+    pytest.param(1, False, id="first-before"),
+    pytest.param(1, True, id="first-after", marks=pytest.mark.long),
+    pytest.param(3, False, id="third-before"),
+    pytest.param(3, True, id="third-after", marks=pytest.mark.long),
+    pytest.param(-1, False, id="last-before"),
+    pytest.param(-1, True, id="last-after"),
+]
+
+
+@pytest.mark.parametrize(("call", "after"), MOMENTS)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_killed_while_it_publishes_ends_as_one_never_killed(
     whole: Whole,

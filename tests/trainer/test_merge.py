@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import Queue
@@ -13,8 +14,9 @@ from late import FEEDBACK, Late, late
 
 from embertide.trainer.data.base import Batch, DeadLetters, EventSchema, EventSource, FeatureColumn
 from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.data.journal import SILENCES
 from embertide.trainer.data.limit import take
-from embertide.trainer.data.merge import SILENCES, MergedSource
+from embertide.trainer.data.merge import MergedSource
 from embertide.trainer.data.shared import packed, unpacked
 from embertide.trainer.errors import ConfigurationError
 
@@ -222,6 +224,30 @@ def test_a_silent_input_holds_nobody_up_and_what_it_brings_later_is_not_lost(
     resumed = Reading(third, start=first.next_offset)
     for batch in (rest, late, more):
         assert said(resumed.batch()) == said(batch)
+
+
+def test_an_input_without_a_thread_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system starts no thread for the second one: others wait, and its rows keep their time."""
+    begin = threading.Thread.start
+    refused: list[float] = []
+    readers: list[threading.Thread] = []
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "merged":
+            readers.append(thread)
+            if len(readers) > 1 and (not refused or time.monotonic() < refused[0] + 3 * SILENT_S):
+                refused.append(time.monotonic())
+                raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    source, _ = live(tmp_path, [rows(0, 10, 20, 30, 40)], [rows(0, 5, 15)])
+    reading = Reading(source)
+    assert reading.batch().ts_ms_B.tolist() == [5, 10, 15, 20]
+    assert len(refused) > 1
+    assert source.counters()["late_after_silence"] == 0
 
 
 def test_a_line_that_a_kill_cut_short_is_not_taken(tmp_path: Path) -> None:

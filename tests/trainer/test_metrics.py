@@ -192,3 +192,23 @@ def test_figures_of_a_build_that_did_not_note_the_mean_label_are_read() -> None:
     assert math.isnan(old.normalised_entropy)
     assert "normalised_entropy" not in old.as_json()
     assert 0.5 < old.auc < 1
+
+
+def test_what_is_frozen_stays_as_it_was_and_shares_the_scores() -> None:
+    rng = np.random.default_rng(3)
+    prequential = Prequential()
+
+    def add(first_ms: int) -> None:
+        ts_ms_B = np.arange(first_ms, first_ms + 500)
+        prequential.add(ts_ms_B, rng.integers(2, size=500), rng.random(500))
+
+    add(0)
+    frozen = prequential.frozen()
+    figures, arrays = frozen.state()
+    add(1000)
+    add(HOUR_MS * 30)  # another day: the scores of before are folded
+    after, arrays_after = frozen.state()
+    assert after == figures
+    assert all(np.array_equal(arrays[name], arrays_after[name]) for name in arrays)
+    again = prequential.frozen()
+    assert again._open[30][0][1] is prequential._open[30][0][1]

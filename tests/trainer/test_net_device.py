@@ -28,6 +28,7 @@ from embertide.trainer.presets import (
 )
 from embertide.trainer.publish.folder import Publication
 
+CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 STREAM = NewsConfig(hours=3, views_per_hour=800, users=500, new_items_per_hour=5)
 MODELS = {
     "dlrm": news_model(),
@@ -129,9 +130,9 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 def goes_on_from_its_checkpoint(device: NetDevice, folder: Path) -> None:
     run = RunConfig(model=news_model(), optimizer=news_rates(), net_device=device)
-    before = Trainer(run, Publication(folder))
+    before = Trainer(run, Publication(folder), program_cache=CACHE)
     before.fit(NewsSource(STREAM))
-    after = Trainer(run, Publication(folder))
+    after = Trainer(run, Publication(folder), program_cache=CACHE)
     for name, tensor in before.learner.net.state_dict().items():
         found = after.learner.net.state_dict()[name]
         assert found.device == before.learner.device

@@ -10,6 +10,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from killing import unserved
 from torch import Tensor, nn
 
 from embertide import _store
@@ -26,7 +27,6 @@ from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_model
 from embertide.trainer.progress import Progress
-from embertide.trainer.publish.folder import Publication
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -142,10 +142,7 @@ def test_a_run_that_is_resumed_has_the_rows_and_state_of_one_never_stopped(
     news = NewsSource(NewsConfig(hours=1, views_per_hour=60, users=80, new_items_per_hour=5))
 
     def begin(folder: str) -> Trainer:
-        path = tmp_path / folder
-        path.mkdir(exist_ok=True)
-        (path / "program.pt2").write_bytes(b"nobody serves it")
-        return Trainer(run, Publication(path))
+        return Trainer(run, unserved(tmp_path / folder))
 
     def stop(progress: Progress) -> None:
         if progress.events > 150:

@@ -13,8 +13,8 @@ from embertide.trainer.__main__ import app
 from embertide.trainer.config import PruneConfig, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError, TrainerError
-from embertide.trainer.eval import prune_search
-from embertide.trainer.eval.trials import Trial, measured
+from embertide.trainer.lab import prune_search
+from embertide.trainer.lab.trials import Trial, measured
 from embertide.trainer.learner import Learner
 from embertide.trainer.presets import news_model
 

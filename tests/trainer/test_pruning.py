@@ -79,9 +79,9 @@ class Stakes:
         self._store = store
         self.told: list[tuple[int, float, float]] = []
 
-    def note_stake(self, table: int, at_stake: float, squares: float) -> None:
+    def record_sensitivity(self, table: int, at_stake: float, squares: float) -> None:
         self.told.append((table, at_stake, squares))
-        self._store.note_stake(table, at_stake, squares)
+        self._store.record_sensitivity(table, at_stake, squares)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

@@ -21,6 +21,7 @@ from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.image import PublishedImage
 from embertide.trainer.publish.snapshot import read_manifest
+from embertide.trainer.publish.snapshot_rows import read_buckets
 
 # About a tenth of what this stream changes; small enough that rows wait at every version.
 BUDGET = PublishBudget(bytes_per_s=2, max_age_versions=6, image_bytes=64 << 20)
@@ -79,8 +80,8 @@ def test_a_node_by_snapshot_equals_a_node_by_deltas_byte_for_byte(whole: Trainer
     for version in snapshots:
         by_snapshot = [
             records
-            for *_, records in whole.state.rows.read_buckets(
-                whole.publication.snapshot_path(version)
+            for *_, records in read_buckets(
+                whole.state.rows, whole.publication.snapshot_path(version)
             )
         ]
         assert by_snapshot == by_deltas[version.number], version

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fp64 import KEYS, SEED, Reference, batch_of
+from killing import unserved
 from numpy.typing import NDArray
 from rankjobs import (
     OWNERS,
@@ -25,6 +25,7 @@ from rankjobs import (
     own_loop,
     own_net_steps,
     some_steps,
+    told_of_a_quiet_stream,
     train,
     train_wide,
     with_another_seed,
@@ -205,7 +206,7 @@ def runs(
     folder = tmp_path_factory.mktemp("runs")
     found = {}
     for ranks in (1, 2, 4):
-        path = folder / str(ranks)
+        path = unserved(folder / str(ranks)).path
         found[ranks] = path, pool.run(ranks, train, name, str(path))
     return name, found
 
@@ -241,10 +242,8 @@ def test_ranks_publish_what_one_does(
 def test_ranks_with_rows_on_ssds_publish_what_those_in_memory_do(
     pool: RankPool, tmp_path: Path
 ) -> None:
-    folders = tmp_path / "memory", tmp_path / "ssd"
+    folders = [unserved(tmp_path / name).path for name in ("memory", "ssd")]
     in_memory = pool.run(2, train_wide, "in memory", str(folders[0]))
-    folders[1].mkdir()
-    shutil.copyfile(folders[0] / "program.pt2", folders[1] / "program.pt2")
     on_ssd = pool.run(2, train_wide, "on an SSD", str(folders[1]))
     for stats in (said["stats"] for said in on_ssd):
         assert min(stats["evictions_to_ssd"], stats["promotions"]) > 300
@@ -252,7 +251,7 @@ def test_ranks_with_rows_on_ssds_publish_what_those_in_memory_do(
     assert files_of(folders[1]) == files_of(folders[0])
 
 
-@pytest.mark.parametrize("batches", [5, 16])
+@pytest.mark.parametrize("batches", [pytest.param(5, marks=pytest.mark.long), 16])
 def test_a_killed_rank_and_a_new_start_end_as_a_run_never_killed(
     runs: tuple[str, dict[int, tuple[Path, list[dict[str, Any]]]]],
     pool: RankPool,
@@ -261,9 +260,7 @@ def test_a_killed_rank_and_a_new_start_end_as_a_run_never_killed(
 ) -> None:
     name, found = runs
     whole, said = found[2]
-    folder = tmp_path / "pub"
-    folder.mkdir()
-    shutil.copyfile(whole / "program.pt2", folder / "program.pt2")
+    folder = unserved(tmp_path / "pub").path
     first, second = pool.results(2, train, name, str(folder), batches, "kill", timeout_s=20)
     assert second is None
     assert isinstance(first, RankFailedError)
@@ -284,9 +281,7 @@ def test_a_run_goes_on_with_other_ranks(
 ) -> None:
     name, found = runs
     whole, said = found[2]
-    folder = tmp_path / "pub"
-    folder.mkdir()
-    shutil.copyfile(whole / "program.pt2", folder / "program.pt2")
+    folder = unserved(tmp_path / "pub").path
     pool.results(2, train, name, str(folder), 12, "kill", timeout_s=20)
     again = pool.run(ranks, train, name, str(folder))
     assert again[0]["events"] == said[0]["events"]
@@ -300,10 +295,8 @@ def test_a_run_goes_on_with_other_ranks(
 def test_a_run_killed_by_sigkill_goes_on_from_an_incremental_snapshot(
     pool: RankPool, tmp_path: Path, ranks: int, how: str, after: int
 ) -> None:
-    whole = pool.run(ranks, train, "all rows", str(tmp_path / "whole"))
-    folder = tmp_path / "pub"
-    folder.mkdir()
-    shutil.copyfile(tmp_path / "whole" / "program.pt2", folder / "program.pt2")
+    whole = pool.run(ranks, train, "all rows", str(unserved(tmp_path / "whole").path))
+    folder = unserved(tmp_path / "pub").path
     pool.results(ranks, train, "increments", str(folder), after, how, timeout_s=20)
     publication = Publication(folder)
     newest = publication.increments()[-1]
@@ -324,10 +317,8 @@ def test_one_rank_that_is_told_to_stop_stops_all_with_a_checkpoint(
     tmp_path: Path,
 ) -> None:
     name, found = runs
-    whole, said = found[2]
-    folder = tmp_path / "pub"
-    folder.mkdir()
-    shutil.copyfile(whole / "program.pt2", folder / "program.pt2")
+    _, said = found[2]
+    folder = unserved(tmp_path / "pub").path
     stopped = pool.run(2, train, name, str(folder), 7, "stop")
     assert [each["stopped"] for each in stopped] == [True, True]
     assert 0 < stopped[0]["events"] < said[0]["events"]
@@ -358,7 +349,8 @@ def test_a_rank_with_another_configuration_is_named(pool: RankPool, tmp_path: Pa
 def test_a_rank_that_fails_in_any_stage_is_named_by_all(
     pool: RankPool, tmp_path: Path, stage: str
 ) -> None:
-    first, second = pool.results(2, failing, stage, str(tmp_path / "pub"), timeout_s=20)
+    # The other one waits for so long in an exchange.
+    first, second = pool.results(2, failing, stage, str(tmp_path / "pub"), timeout_s=8)
     assert second.kind == "OSError"
     assert first.kind == "RankLostError"
     assert "rank 1 failed: OSError: [Errno 28] No space left on device" in first.text
@@ -388,5 +380,16 @@ def test_events_that_cannot_be_read_end_all_ranks_with_the_same_words(
 def test_a_stream_may_stand_still_for_longer_than_ranks_wait(
     pool: RankPool, tmp_path: Path
 ) -> None:
-    found = pool.results(2, events_that_pause, str(tmp_path / "pub"), 12.0, timeout_s=6)
+    found = pool.results(2, events_that_pause, str(tmp_path / "pub"), 8.0, timeout_s=6)
     assert found[0] == found[1] > 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_was_learned_is_told_while_nothing_comes(
+    pool: RankPool, tmp_path: Path, ranks: int
+) -> None:
+    """Also what ranks learn once they wait, as they ask for the keys of a batch ahead."""
+    told = pool.run(ranks, told_of_a_quiet_stream, str(tmp_path / "pub"))[0]
+    assert told[0][1] < told[-1][1]
+    assert all(learned == events for learned, events in told)
+    assert len(told) < 10, "what is told already is told again"

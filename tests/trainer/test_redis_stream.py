@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import redis
+from poison import ARROW, JSON
+from serving import wait_until
 from shop import Shop
 from typer.testing import CliRunner
 
@@ -24,6 +27,7 @@ from embertide.trainer.data import open_events
 from embertide.trainer.data.base import Batch, DeadLetters, EventSchema, FeatureColumn
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.data.merge import MergedSource
 from embertide.trainer.data.redis_stream import (
     STREAM,
     EventSender,
@@ -46,7 +50,7 @@ ARRAYS = ("event_B", "ts_ms_B", "keys_BF", "dense_BD", "label_B")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     log = tmp_path_factory.mktemp("redis") / "redis.log"
-    with RedisServer(RedisOptions(log=log, port=free_ports(1)[0])) as started:
+    with RedisServer(RedisOptions(log=log)) as started:
         yield started
 
 
@@ -361,7 +365,7 @@ def test_events_trimmed_unread_are_counted_and_named(
         (b"no arrow", "Invalid"),
         (encoded(rows([1])), "it holds 1 events"),
         (encoded({"ts": [1, 2]}), "column 'item' is missing"),
-        (encoded(rows([1, 2], y=["a", "b"])), "label column 'y' is string; cast it"),
+        (encoded(rows([1, 2], y=[[0], [1]])), "column 'y' is list<item: int64>; read it"),
         (encoded(rows([1, 2], word=BEYOND)), "out of bounds"),
     ],
 )
@@ -379,6 +383,20 @@ def test_a_malformed_entry_costs_its_events_alone(
     assert dead.by_reason == {"malformed entry": 2}
     if why != "Invalid":
         assert why in (tmp_path / "dead.jsonl").read_text()
+
+
+def test_what_no_reader_can_read_costs_nothing_else(server: RedisServer, client: Any) -> None:
+    stream, bad = Stream(client), [("json", each) for each in JSON]
+    bad += [("arrow", each) for each in ARROW]
+    for at, (field, data) in enumerate(bad):
+        stream.add([at])
+        client.xadd(STREAM, {field: data}, id=f"{stream.at}-1")
+        stream.at += 1
+    stream.add([1000])
+    live = source(server)
+    batches = FirstEvents(live, 2 * len(bad) + 1).batches(batch_size=1000)
+    assert sum(len(batch) for batch in batches) == len(bad) + 1
+    assert live.dead_letters.by_reason == {"malformed entry": len(bad)}
 
 
 def test_an_entry_with_any_byte_changed_is_read_or_rejected(
@@ -575,3 +593,42 @@ def test_the_command_sends_a_file_and_goes_on_where_it_was_told(
     for arguments in (["http://x"], [server.url, "--data", server.url]):
         failed = CliRunner().invoke(app, ["send-events", *arguments])
         assert failed.exit_code == 2
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_reader_that_waits_for_events_leaves_when_told(
+    server: RedisServer, client: Any, merged: bool
+) -> None:
+    Stream(client).add([1, 2])
+    live: Any = source(server, quiet_s=60.0)
+    if merged:
+        live = MergedSource([live], silent_s=60.0)
+    ended = threading.Event()
+
+    def read_on() -> None:
+        for _ in live.batches(batch_size=1000):
+            pass
+        ended.set()
+
+    threading.Thread(target=read_on, daemon=True).start()
+
+    def has_read() -> bool:
+        groups: Any = client.xinfo_groups(STREAM)
+        return bool(groups) and groups[0]["pending"] == 1
+
+    wait_until(has_read, timeout_s=20)  # and it waits now
+    began = time.monotonic()
+    live.leave()
+    assert ended.wait(10)
+    assert time.monotonic() - began < 2
+
+
+def test_a_redis_that_stands_still_is_told_at_once(
+    server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embertide.trainer.data.redis_stream._FIRST_ANSWER_S", 0.2)
+    client.execute_command("CLIENT", "PAUSE", "1500")
+    began = time.monotonic()
+    with pytest.raises(TrainerError, match="cannot be reached in time"):
+        RedisStreamSource(config(server), Shop(10).schema)
+    assert time.monotonic() - began < 1.4  # reads may take `quiet_s` and five seconds more

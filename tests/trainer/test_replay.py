@@ -40,6 +40,7 @@ class Twin:
         self.published = published
         self.scored = 0
         self.sizes: list[int] = []
+        self.failing: set[int] = set()  # answers, by their number, that needed a second try
         self.lock = threading.Lock()
 
     def tell(self, end: int) -> None:
@@ -65,7 +66,7 @@ class Twin:
             watermark_ms=self.watermark(version),
             plan_epoch=1,
             node="twin",
-            failures=0,
+            failures=int(len(self.sizes) in self.failing),
             sent_ms=1000 * version,
             latency_us=500,
         )
@@ -103,6 +104,17 @@ def test_scorer_and_trainer_never_wait_for_each_other(tmp_path: Path, in_flight:
         assert figures[fault] == 0
     assert figures["staleness_event_p99_s"] <= STALENESS_MS / 1000
     assert figures["requests"] == replay.stats.requests == len(twin.sizes) - replay.stats.probes
+
+
+def test_failed_probes_are_no_failed_requests(tmp_path: Path) -> None:
+    twin = Twin(news())
+    twin.failing = {1}  # the first answer, which only asks for the version
+    model: Any = twin
+    config = ReplayConfig(max_staleness_ms=STALENESS_MS)
+    replay = Replay(model, Records(tmp_path), config, scored=twin)
+    replay.run(news())
+    assert (replay.stats.failed_probes, replay.stats.failed_requests) == (1, 0)
+    assert replay.stats.probes > 0
 
 
 def test_the_figures_are_those_of_the_replay(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
+from embertide._common import page_server
 from embertide.server.adapters.process import free_ports
 from embertide.trainer.__main__ import app
-from embertide.trainer.commands import metrics, reports
+from embertide.trainer.commands import reports
 from embertide.trainer.commands.reports import json_log, metrics_page, scalars, tensorboard
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
@@ -58,6 +59,7 @@ def scrape(port: int) -> dict[str, float]:
         "/".join([sample.name, *sample.labels.values()]): sample.value
         for family in families
         for sample in family.samples
+        if "background" not in sample.name  # of this process, whatever it does
     }
 
 
@@ -153,7 +155,7 @@ def test_without_mlflow_the_option_says_what_to_install(
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with (
         pytest.raises(ConfigurationError, match="pip install mlflow-skinny"),
-        reports.mlflow(str(tmp_path), "news", {}),
+        reports.mlflow(str(tmp_path), "news"),
     ):
         pass
 
@@ -169,9 +171,10 @@ def test_mlflow_has_the_settings_and_the_curves(
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = tmp_path.as_uri()
     settings = dataclasses.asdict(RunConfig(model=news_model()))
-    with reports.mlflow(uri, "news", settings) as show:
-        show(progress())
-        show(measured())  # too soon: written at the end
+    with reports.mlflow(uri, "news") as tracked:
+        tracked.begin(settings)
+        tracked.progress.show(progress())
+        tracked.progress.show(measured())  # too soon: written at the end
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("news")
     (run,) = client.search_runs([experiment.experiment_id])
@@ -182,22 +185,30 @@ def test_mlflow_has_the_settings_and_the_curves(
     assert run.data.metrics["slice/device/3/auc"] == 0.5
     assert {each.step for each in client.get_metric_history(run.info.run_id, "auc")} == {1234}
     assert len(client.get_metric_history(run.info.run_id, "auc")) == 2
-    with pytest.raises(ZeroDivisionError), reports.mlflow(uri, "news", {"seed": 1}):
+    with pytest.raises(ZeroDivisionError), reports.mlflow(uri, "news"):
+        raise ZeroDivisionError  # before there was a run
+    with contextlib.suppress(ZeroDivisionError), reports.mlflow(uri, "news") as tracked:
+        tracked.begin({"seed": 1})
         raise ZeroDivisionError
     runs = client.search_runs([experiment.experiment_id])
     assert sorted(each.info.status for each in runs) == ["FAILED", "FINISHED"]
-    with (
-        pytest.raises(ConfigurationError, match="--mlflow"),
-        reports.mlflow("no-such-scheme://x", "news", {}),
-    ):
-        pass
+    began = time.monotonic()
+    away = f"http://me:hush@127.0.0.1:{free_ports(1)[0]}"
+    for wrong in ("no-such-scheme://x", away):
+        with (
+            pytest.raises(ConfigurationError, match=r"--mlflow .* give another") as caught,
+            reports.mlflow(wrong, "news"),
+        ):
+            pass
+        assert "hush" not in str(caught.value)
+    assert time.monotonic() - began < 30  # MLflow's own patience is four minutes
 
 
 def test_a_port_in_use_is_an_error_that_names_it() -> None:
     source, (port,) = NewsSource(NewsConfig(hours=1)), free_ports(1)
     with (
         metrics_page(port, source),
-        pytest.raises(ConfigurationError, match=f"--metrics-port {port} cannot be used"),
+        pytest.raises(ConfigurationError, match=f"--metrics-port {port} on 127.0.0.1 cannot"),
         metrics_page(port, source),
     ):
         pass
@@ -208,8 +219,8 @@ def test_a_port_in_use_is_an_error_that_names_it() -> None:
 def test_connections_to_the_page_are_bounded_and_the_silent_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(metrics, "_CONNECTIONS_MAX", 3)
-    monkeypatch.setattr(metrics._Request, "timeout", 1.0)
+    monkeypatch.setattr(page_server, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(page_server, "_TOTAL_S", 1.0)
     (port,) = free_ports(1)
     with contextlib.ExitStack() as stack:
         stack.enter_context(metrics_page(port, NewsSource(NewsConfig(hours=1))))
@@ -222,17 +233,66 @@ def test_connections_to_the_page_are_bounded_and_the_silent_end(
     assert page["embertide_metrics_connections_refused_total"] == 2
 
 
+def test_scrapers_that_drip_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_server, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(page_server, "_TOTAL_S", 1.0)
+    (port,) = free_ports(1)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(metrics_page(port, NewsSource(NewsConfig(hours=1))))
+        dripping = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            for _ in range(3)
+        ]
+        scrape(port)  # the oldest makes room
+        alive, began = dripping[1:], time.monotonic()
+        while alive:
+            assert time.monotonic() - began < 5
+            for each in list(alive):
+                try:
+                    each.sendall(b"G")
+                except OSError:
+                    alive.remove(each)
+            time.sleep(0.05)  # the pace of the drip
+        assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_the_page_is_on_the_address_that_was_named(host: str, shown: str) -> None:
+    (port,) = free_ports(1)
+    with metrics_page(port, NewsSource(NewsConfig(hours=1)), host):
+        with urllib.request.urlopen(f"http://{shown}:{port}/metrics", timeout=5) as page:
+            assert page.status == 200
+        if host == "127.0.0.1":
+            with pytest.raises(OSError, match="refused"):
+                socket.create_connection(("127.0.0.2", port), timeout=5)
+
+
+@pytest.mark.parametrize(("host", "port"), [("256.1.1.1", 0), ("127.0.0.1", 70000), ("a\x1b", 0)])
+def test_an_address_that_is_none_is_refused(host: str, port: int) -> None:
+    with (
+        pytest.raises(ConfigurationError, match="--metrics-port") as caught,
+        metrics_page(port, NewsSource(NewsConfig(hours=1)), host),
+    ):
+        pass
+    assert "\x1b" not in str(caught.value)
+
+
 def test_progress_is_a_line_now_and_then_where_no_bar_can_be_drawn(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    show = reports.lines()
-    show(progress(auc=float("nan")))
-    now += 9.9
-    show(progress())  # too soon
+    seldom = reports.Seldom(reports.line)
+    seldom.show(progress(auc=float("nan")))
+    now += 9.8
+    seldom.show(progress())  # too soon
     now += 0.1
-    show(dataclasses.replace(progress(), total_events=5000))
+    seldom.show(dataclasses.replace(progress(), total_events=5000))
+    seldom.idle()
+    now += 0.1
+    seldom.idle()  # nothing comes any more: what was kept is written now
+    now += 100
+    seldom.idle()  # and once
     said = [line.split(" training: ")[1] for line in capsys.readouterr().err.splitlines()]
     assert said == [
         "1,234 events · version 7 · AUC not known yet · 50 events/s",
@@ -245,8 +305,8 @@ def test_the_log_has_progress_and_messages_as_json_lines(
 ) -> None:
     path = tmp_path / "run.jsonl"
     with json_log(path) as log:
-        log.show(progress(auc=float("nan")))
-        log.show(progress())  # too soon
+        log.progress.show(progress(auc=float("nan")))
+        log.progress.show(progress())  # too soon
         logging.getLogger("embertide.trainer.loop").info("resumed at event %d", 5)
         logging.getLogger("embertide.trainer.loop").warning("the bus is away")
     logging.getLogger("embertide.trainer.loop").info("nobody listens")

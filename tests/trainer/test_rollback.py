@@ -11,7 +11,6 @@ from checker import CONFIG, DIM, TABLES, bucket_of, dense_tensors
 from killing import CACHE
 
 from embertide import _store
-from embertide.server.adapters import process
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.checkpoint.checkpoint import CheckpointError
 from embertide.trainer.config import RunConfig
@@ -200,7 +199,7 @@ def test_a_corrupt_delta_is_refused_and_nothing_is_published(site: Site) -> None
 
 def test_the_trainer_that_runs_is_superseded_and_told_why(tmp_path: Path) -> None:
     log = tmp_path / "redis.log"
-    with RedisServer(RedisOptions(log=log, port=process.free_ports(1)[0])) as server:
+    with RedisServer(RedisOptions(log=log)) as server:
         site = Site(tmp_path / "pub", server.url)
         site.publish(2, change({(0, 1): 2.0}))
         roll_back(site.publication, 1, bus=server.url)

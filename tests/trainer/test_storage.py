@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import shutil
 import threading
 import time
@@ -29,8 +30,9 @@ from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_model
 from embertide.trainer.progress import Progress
 from embertide.trainer.publish import upload
-from embertide.trainer.publish.folder import Publication
-from embertide.trainer.publish.mirror import Mirror
+from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.publish.mirror import Mirror, MixedError
+from embertide.trainer.publish.origin import FolderOrigin
 from embertide.trainer.publish.storage import DamagedError, Storage, StorageError
 from embertide.trainer.publish.upload import OvertakenError
 
@@ -291,6 +293,40 @@ def test_an_end_without_storage_is_an_error_that_says_what_it_lacks(
         trainer.fit(NEWS)
 
 
+@pytest.mark.parametrize("name", ["a\0b", "a\nb", "x" * 300, "../x"])
+def test_a_name_that_no_file_can_have_is_damage_and_the_one_before_is_taken(
+    url: str, tmp_path: Path, name: str
+) -> None:
+    train(url, tmp_path / "pub")
+    storage = Storage(url)
+    before, newest = storage.names("snapshots")[-2:]
+    key = f"snapshots/{newest.folder}/manifest.json"
+    manifest = json.loads(storage.read(key) or b"")
+    manifest["buckets"][0]["path"] = name
+    storage.put_bytes(key, json.dumps(manifest).encode())
+    mirror = mirrored(url, tmp_path / "node")
+    assert mirror.stats.damaged == 1
+    assert mirror.publication.snapshots() == [before]
+    assert mirror.newest() == newest  # by the versions after it
+
+
+def test_a_folder_mirrors_one_url(s3: S3, url: str, tmp_path: Path) -> None:
+    train(url, tmp_path / "pub")
+    mirror = mirrored(url, tmp_path / "node")
+    assert FolderOrigin.read(tmp_path / "node") == FolderOrigin(model="news", storage=url)
+    del mirror
+    with pytest.raises(MixedError, match=f"has {url}, and is to have s3://other"):
+        Mirror(Storage("s3://other/prefix"), Publication(tmp_path / "node"))
+    mirrored(url, tmp_path / "node").round()
+    # Storage of another model under the same URL, and a folder of a build that noted no URL.
+    (tmp_path / "node" / "origin.json").unlink()
+    other = s3.bucket()
+    renamed = dataclasses.replace(RUN, model=dataclasses.replace(RUN.model, name="other"))
+    train(other, tmp_path / "other", run=renamed)
+    with pytest.raises(MixedError, match="has model 'news', and is to have 'other'"):
+        mirrored(other, tmp_path / "node")
+
+
 def test_no_version_is_there_before_its_files(s3: S3, url: str, tmp_path: Path) -> None:
     """Whatever a trainer's end leaves, what a commit or a manifest names can be read."""
     storage = Storage(url)
@@ -321,6 +357,21 @@ def test_a_machine_lost_before_its_first_snapshot_leaves_a_url_to_begin_at(
     second = train(url, tmp_path / "b")
     assert second.versions.publisher.lineage > lost.versions.publisher.lineage
     assert newest_files(second.publication) == newest_files(never)
+
+
+def test_what_is_gone_from_a_folder_of_this_machine_is_removed_without_an_error(
+    tmp_path: Path,
+) -> None:
+    """Before, half a removal of a trainer that was killed kept the next one's from ever ending."""
+    storage = Storage(f"file://{tmp_path}/bucket")
+    for name in ("rows", "more"):
+        storage.put_bytes(f"deltas/000000000002-000001/{name}", b"x")
+    gone = "deltas/000000000002-000001/commit.pb"
+    storage.remove([gone])
+    assert storage.names("deltas") == [VersionId(2, 1)]
+    storage.remove([gone, *storage.keys("deltas")])
+    assert storage.keys("deltas") == []
+    assert storage.names("deltas") == []
 
 
 def test_versions_without_a_checkpoint_are_refused(url: str, tmp_path: Path) -> None:

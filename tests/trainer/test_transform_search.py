@@ -23,9 +23,9 @@ from embertide.trainer.__main__ import app
 from embertide.trainer.config import DenseConfig, LabelJoin, RunConfig
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.eval import transform_search
-from embertide.trainer.eval.dense_clusters import Description, clusters, describe
-from embertide.trainer.eval.transform_search import BLOCKS, Dense, OutOfBoundsError, Pipeline
+from embertide.trainer.lab import transform_search
+from embertide.trainer.lab.dense_clusters import Description, clusters, describe
+from embertide.trainer.lab.transform_search import BLOCKS, Dense, OutOfBoundsError, Pipeline
 from embertide.trainer.learner import Learner, NotFiniteError
 from embertide.trainer.presets import news_model
 
@@ -227,12 +227,13 @@ def test_a_net_that_does_not_stay_finite_fails_its_trial_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def breaks(*_: object) -> None:
-        raise NotFiniteError("loss is nan")
+        raise NotFiniteError("the loss is")
 
     source = Shop(transform_search.LEAST_EVENTS)
     window = transform_search.look_at(RUN, source)
     monkeypatch.setattr(Learner, "learn", breaks)
-    assert transform_search.measure(RUN, source, window, share=1) == {"failed": "loss is nan"}
+    found = transform_search.measure(RUN, source, window, share=1)
+    assert found == {"failed": str(NotFiniteError("the loss is"))}
 
 
 def one_label(from_event: int) -> EventSource:

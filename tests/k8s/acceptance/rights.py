@@ -102,8 +102,7 @@ def strangers(site: Site) -> None:
         reached = [
             name for name, value in found.items() if name.startswith("reach") and value == "yes"
         ]
-        inside = [name for name in reached if "control" not in name]
-        site.find("network policies", "not enforced by this network" if inside else "enforced")
+        site.find("network policies", "not enforced by this network" if reached else "enforced")
         for what, value in found.items():
             if not what.startswith("reach"):
                 site.find(what, value, "refused", holds=value.startswith("refused"))

@@ -1,13 +1,15 @@
 """Runs in a pod that is none of ours: tries every door, and prints what became of it as JSON."""
 
-import http.client
 import json
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import redis
+import tritonclient.grpc as triton
 from google.protobuf.message import Message
+from tritonclient.utils import InferenceServerException
 
 from embertide.v1 import control_pb2, control_pb2_grpc, node_pb2, node_pb2_grpc
 
@@ -50,11 +52,13 @@ def ask_node(channel: grpc.Channel) -> str:
     return ask(stub, node_pb2.NodeServiceGetStatusRequest())
 
 
-def ask_triton(path: str) -> str:
-    connection = http.client.HTTPConnection("embertide", 8000, timeout=5)
-    connection.request("POST", path, "{}")
-    code = connection.getresponse().status
-    return f"answered: {code}" if code == 200 else f"refused: {code}"
+def ask_triton(what: Callable[[Any], Any]) -> str:
+    with triton.InferenceServerClient("embertide:8001") as client:
+        try:
+            what(client)
+        except InferenceServerException as error:
+            return f"refused: {error.status()}"
+    return "answered"
 
 
 def main() -> None:
@@ -69,9 +73,12 @@ def main() -> None:
         "control plane without a certificate": ask_control(grpc.secure_channel(CONTROL, nobody)),
         "a node in plain text": ask_node(grpc.insecure_channel(NODE)),
         "a node without a certificate": ask_node(grpc.secure_channel(NODE, nobody)),
-        "Triton's unload": ask_triton("/v2/repository/models/news/unload"),
-        "Triton's load": ask_triton("/v2/repository/models/news/load"),
-        "Triton's trace setting": ask_triton("/v2/trace/setting"),
+        "Triton's HTTP": f"refused: {http}"
+        if (http := reach("embertide-nodes", 8000)) != "yes"
+        else "yes",
+        "Triton's unload": ask_triton(lambda client: client.unload_model("news")),
+        "Triton's load": ask_triton(lambda client: client.load_model("news")),
+        "Triton's trace setting": ask_triton(lambda client: client.get_trace_settings()),
     }
     print(json.dumps(found))
 
