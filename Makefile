@@ -7,10 +7,10 @@ BIN := $(abspath $(VENV))/bin
 # Found without importing it; the dense plugin is built against it.
 TORCH = $(shell $(BIN)/python -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
 APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhiredis-dev liburing-dev libaio-dev \
-  libprotobuf-dev protobuf-compiler libgrpc++-dev libssl-dev openssl protobuf-compiler-grpc pkg-config python3-dev \
+  libprotobuf-dev protobuf-compiler libgrpc++-dev libmicrohttpd-dev libssl-dev openssl protobuf-compiler-grpc pkg-config python3-dev \
   python3-venv libb64-0d clang-19 libclang-rt-19-dev redis-tools
 
-.PHONY: configure help accept demo chaos soak bench-fresh bench-overload dev cpp serving check proto-baseline test test-long kill-test bench-checkpoints bench-model bench-generality bench-serve bench-remote bench-security bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-transforms bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan test-aarch64 fuzz fuzz-targets fuzz-long images sbom lock wheel site clean
+.PHONY: configure help accept demo chaos soak bench-fresh bench-overload dev cpp serving check check-style check-words check-types check-protos check-cpp proto-baseline test test-long kill-test bench-checkpoints bench-model bench-generality bench-serve bench-remote bench-security bench-edges bench-front bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-transforms bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan test-aarch64 fuzz fuzz-targets fuzz-long images pins sbom lock wheel site clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -60,7 +60,7 @@ lock: build/.venv ## requirements/ anew after pyproject.toml has changed; UPGRAD
 # The S3 server of the tests: its packages do not go with ours.
 build/.moto: tests/support/s3-server.txt
 	@test -x build/moto/bin/python || $(PYTHON) -m venv build/moto
-	@build/moto/bin/pip install -q -r tests/support/s3-server.txt
+	@build/moto/bin/pip install -q --require-hashes -r tests/support/s3-server.txt
 	@touch $@
 
 # The Kafka broker of the tests, a binary in a wheel.
@@ -91,19 +91,27 @@ configure: build/.venv
 cpp: configure ## the C++ build, tests included
 	@cmake --build build/cpp
 serving: configure ## of the C++ what serves: Triton's backend, the dense plugin, a node's process
-	@cmake --build build/cpp --target triton_embertide embertide_dense_plugin embertide_node_main
+	@cmake --build build/cpp --target triton_embertide embertide_dense_plugin embertide_node_main embertide_server
 
 PAGES := git ls-files -co --exclude-standard -- '*.md' ':!tests/golden'
 CC := git ls-files -co --exclude-standard -- '*.cc' '*.cu' '*.h'
+# mypy, codespell and proselint work on one core each: the parts go side by side, and a part's output is shown whole.
 check: dev cpp ## formatters, linters, spelling, prose, types, protos
+	@$(MAKE) --no-print-directory -j $$(nproc) --output-sync=target check-cpp check-types check-words check-style check-protos
+check-style:
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+check-words:
 	git ls-files -co --exclude-standard -- ':!tests/golden' ':!requirements' ':!proto/baseline.binpb' | xargs $(BIN)/codespell
 	$(PAGES) | xargs $(BIN)/codespell -D .ci/words.txt --ignore-regex '`[^`]*`|(\[[\w.]+)?\]\([^)]*\)'
 	$(PAGES) | xargs $(BIN)/proselint check
 	$(BIN)/rumdl check --quiet .
+check-types:
+	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/mypy && $(BIN)/mypy tests && $(BIN)/mypy -p bench
+check-protos:
 	$(BIN)/buf lint && $(BIN)/buf format -d --exit-code >/dev/null
 	$(BIN)/buf breaking --against proto/baseline.binpb
+check-cpp:
 	$(CC) | xargs $(BIN)/clang-format --dry-run -Werror
 	@# clang-tidy asks how each file is compiled by itself.
 	@cmake -S . -B build/tidy -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_TORCH=$(TORCH) >/dev/null
@@ -118,7 +126,7 @@ proto-baseline: build/.venv ## what later protos must stay readable by; run it w
 test: dev cpp fuzz build/.moto build/.kafka ## the tests, C++ and Python; test-long has the slowest
 	ctest --test-dir build/cpp --output-on-failure -j $$(nproc)
 	$(BIN)/pytest -q -n $$(nproc) --dist loadfile --no-loadscope-reorder -m "not long and not alone"
-	$(BIN)/pytest -q -m "alone and not long" tests/control tests/e2e
+	$(BIN)/pytest -q -m "alone and not long" tests/e2e
 
 test-long: dev cpp build/.torchrec build/.moto build/.kafka site ## the tests that `make test` leaves out, and those by chance for a minute each; an hour
 	$(BIN)/pytest -q -m "long and not gpu"
@@ -146,6 +154,12 @@ bench-remote: dev cpp ## lookups that ask another node for half of the keys
 
 bench-security: dev cpp ## who gets in, credentials replaced under traffic, how a node ends
 	$(BIN)/python -m bench.security
+
+bench-edges: dev cpp build/.moto build/.kafka ## files, callers, strangers, full disks, restarts from outside; PARTS="files callers" for some
+	$(BIN)/python -m bench.edges $(PARTS)
+
+bench-front: dev cpp ## storms of impatient callers, speed and conformance of servers and proxies; PARTS="storm --target stock nginx" for some
+	$(BIN)/python -m bench.front $(PARTS)
 
 accept: dev ## a cluster of yours taken through what docs/kubernetes.md says, KUBECONFIG=file; twenty minutes
 	$(BIN)/python tests/k8s/accept.py --kubeconfig "$(KUBECONFIG)" --out build/accept.json
@@ -263,8 +277,8 @@ fuzz-targets: build/.apt
 fuzz: fuzz-targets ## every parser of bytes from outside, tried with a fixed count of inputs
 	ctest --test-dir build/fuzz --output-on-failure -j $$(nproc)
 
-fuzz-long: dev fuzz-targets ## the listeners alone, 10^7 inputs in a quarter of an hour, EXECUTIONS=n for n
-	$(BIN)/python -m bench.fuzz --executions $(or $(EXECUTIONS),10000000)
+fuzz-long: dev serving fuzz-targets ## the listeners alone, 10^7 inputs in a quarter of an hour, EXECUTIONS=n for n; RESUME=1 goes on where it stopped
+	$(BIN)/python -m bench.fuzz --executions $(or $(EXECUTIONS),10000000) $(if $(RESUME),--resume)
 
 # Wheels are made for those that are installed.
 WHEEL_PYTHONS ?= $(shell for v in 3.11 3.12; do for p in python$$v $$HOME/.pyenv/versions/$$v.*/bin/python; do $$p -c pass 2>/dev/null && echo $$p && break; done; done)
@@ -277,6 +291,9 @@ images: dev ## the container images, where buildah is installed
 sbom: dev ## build/sbom: what the wheel is made of, and an image, IMAGE=node ROOT=its files (docs/security.md)
 	$(BIN)/python k8s/images/sbom.py wheel build/sbom/wheel.json
 	$(if $(ROOT),$(BIN)/python k8s/images/sbom.py image "$(ROOT)" build/sbom/$(or $(IMAGE),image).json)
+
+pins: build/.venv ## what pins hold back and how old it is, and known holes of what wheels bring inside; STRICT=1 fails on any
+	@$(BIN)/python .ci/pins.py $(if $(STRICT),--strict)
 
 build/.site: requirements/docs.txt build/.venv
 	@$(BIN)/uv venv -q --clear build/site-venv
