@@ -324,15 +324,28 @@ def come_back(nodes: Sequence[Node], kind: Kind, away_s: float, times: int) -> l
     return took_s
 
 
-def impatient(node: Node, kind: Kind, calls: int) -> dict[str, int]:
-    """Make calls that wait 1.5 to 3 ms; return the counters, and how many were late."""
+def usual_s(node: Node, calls: int = 50) -> float:
+    """Return the median time of so many calls, one after another."""
+    rng, took_s = random.Random(5), []
+    with Client(node.address, timeout_s=TIMEOUT_S) as client:
+        for _ in range(calls):
+            keys, began = call(rng), time.monotonic()
+            client.lookup(MODEL, keys)
+            took_s.append(time.monotonic() - began)
+    return float(np.median(took_s))
+
+
+def impatient(
+    node: Node, kind: Kind, calls: int, wait_s: tuple[float, float] = (0.0015, 0.003)
+) -> dict[str, int]:
+    """Make calls that wait so long, from and to; return the counters, and how many were late."""
     rng, late = random.Random(7), 0
     if kind == "threads":
         with Client(node.address, timeout_s=TIMEOUT_S) as client:
             client.schema(MODEL)
             for _ in range(calls):
                 try:
-                    client.lookup(MODEL, call(rng), timeout_s=rng.uniform(0.0015, 0.003))
+                    client.lookup(MODEL, call(rng), timeout_s=rng.uniform(*wait_s))
                 except (DeadlineError, ClientError):
                     late += 1
             return {**client.counters(), "late_calls": late}
@@ -346,7 +359,7 @@ def impatient(node: Node, kind: Kind, calls: int) -> dict[str, int]:
             for _ in range(share):
                 asking = client.lookup(MODEL, call(rng))
                 try:
-                    await asyncio.wait_for(asking, rng.uniform(0.0015, 0.003))
+                    await asyncio.wait_for(asking, rng.uniform(*wait_s))
                 except (TimeoutError, ClientError):
                     late += 1
 

@@ -111,7 +111,7 @@ def test_a_node_that_ends_fails_no_call_and_is_asked_again_when_it_is_back(
     assert asked < 6, "one call and a question now and then, not one a call"
     nodes[0].always = None
     began = time.monotonic()
-    wait_until(lambda: client.rank().nodes == (nodes[0].url,), 2.0, 0.01)
+    wait_until(lambda: client.rank().nodes == (nodes[0].url,), every_s=0.01)
     assert time.monotonic() - began < 2
 
 
@@ -131,7 +131,7 @@ def test_an_endpoint_is_used_once_it_has_the_model(
     assert len(first.seen) == 2, "the call that found it without the model was the last one"
     first.fails.clear()
     first.ready, first.absent = True, None
-    wait_until(lambda: client.rank().nodes == (first.url,), 2.0, 0.01)
+    wait_until(lambda: client.rank().nodes == (first.url,), every_s=0.01)
 
 
 def test_a_model_that_no_endpoint_has_is_refused_after_one_question_each(
@@ -187,7 +187,7 @@ def test_a_node_that_stands_still_costs_a_part_of_one_call(
     assert client.counters()["asked_another_too"] <= 3, "it is not asked first again"
     # The request that it did not answer is answered when it goes on: it is well.
     nodes[0].answers.set()
-    wait_until(lambda: client.rank().nodes == (nodes[0].url,), 2.0, 0.01)
+    wait_until(lambda: client.rank().nodes == (nodes[0].url,), every_s=0.01)
     assert nodes[0].cancelled == 0
     assert nodes[0].deadlines == [None] * len(nodes[0].deadlines)
 
@@ -209,7 +209,7 @@ def test_calls_that_a_node_holds_while_it_refuses_others_go_to_the_next_one(
         threads = [threading.Thread(target=ask) for _ in range(3)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: len(nodes[0].seen) == 4, 5.0, 0.001)
+        wait_until(lambda: len(nodes[0].seen) == 4, every_s=0.001)
         nodes[0].always = ENDING
         while any(thread.is_alive() for thread in threads):
             assert client.rank("m", {"user": [1]}).nodes == (nodes[1].url,)
@@ -266,7 +266,7 @@ def test_an_endpoint_is_used_again_within_two_seconds_of_its_return(nodes: list[
     back = Node(port)
     try:
         began = time.monotonic()
-        wait_until(lambda: client.rank().nodes == (back.url,), 2.0, 0.01)
+        wait_until(lambda: client.rank().nodes == (back.url,), every_s=0.01)
         assert time.monotonic() - began < 2
     finally:
         client.close()
@@ -285,8 +285,8 @@ def test_no_call_has_a_deadline_of_grpc_or_is_cancelled(
             client.rank(timeout_s=0.02)
     sent = client.counters()["requests"] - 1  # but for the question for the schema
     assert sent > 5
-    wait_until(lambda: len(node.seen) == sent, 5.0, 0.01)
-    wait_until(lambda: client.counters()["unheard"] == 0, 5.0, 0.01)
+    wait_until(lambda: len(node.seen) == sent, every_s=0.01)
+    wait_until(lambda: client.counters()["unheard"] == 0, every_s=0.01)
     assert node.cancelled == 0
     assert node.deadlines == [None] * len(node.deadlines)
     # The node is told how long the caller waits, and may drop what is late.
@@ -312,7 +312,7 @@ def test_a_task_that_is_cancelled_cancels_no_call(nodes: list[Node]) -> None:
             assert client.counters()["unheard"] > 0
 
     asyncio.run(run())
-    wait_until(lambda: len(node.seen) == 21, 5.0, 0.01)
+    wait_until(lambda: len(node.seen) == 21, every_s=0.01)
     time.sleep(0.25)  # the calls at work end
     assert node.cancelled == 0
 
@@ -331,7 +331,7 @@ def test_calls_that_nobody_waits_for_are_bounded(
         client.rank()
     assert client.counters()["unheard"] == 5
     nodes[0].answers.set()
-    wait_until(lambda: client.counters()["unheard"] == 0, 5.0, 0.01)
+    wait_until(lambda: client.counters()["unheard"] == 0, every_s=0.01)
     client.rank()
 
 

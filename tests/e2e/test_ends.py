@@ -93,7 +93,7 @@ def test_kept_connections_end_between_requests_while_the_node_leaves(
         threads = [threading.Thread(target=ask_on, args=(number,)) for number in asked]
         for each in threads:
             each.start()
-        wait_until(lambda: min(asked.values()) > 20, 20)
+        wait_until(lambda: min(asked.values()) > 20)
         told = time.monotonic()
         node.close()
         ended = time.monotonic()
@@ -118,7 +118,7 @@ def test_connections_of_grpc_end_by_age_and_no_call_with_them(
         states: list[grpc.ChannelConnectivity] = []
         with grpc.insecure_channel(addresses["grpc"]) as channel:
             channel.subscribe(states.append, try_to_connect=True)
-            wait_until(lambda: grpc.ChannelConnectivity.READY in states, 10)
+            wait_until(lambda: grpc.ChannelConnectivity.READY in states)
             client = MODULES["grpc"].InferenceServerClient(addresses["grpc"])
             asked = 0
             while states.count(grpc.ChannelConnectivity.IDLE) < 2 and asked < 2000:

@@ -72,7 +72,7 @@ def test_every_node_says_where_a_row_is(site: FleetSite) -> None:
         site.nodes[2].read(local)
         return bool(said("item", key, "--node", site.nodes[0].address)["hbm_copy"] == 0)
 
-    wait_until(copied, 20)
+    wait_until(copied)
 
 
 def test_a_dead_owner_is_named(site: FleetSite) -> None:

@@ -66,7 +66,7 @@ class Site:
         return version if findings.versions == {version} else 0
 
     def wait_for(self, version: int) -> None:
-        wait_until(lambda: self.served() == version, timeout_s=20)
+        wait_until(lambda: self.served() == version)
 
     def publish_next(self) -> int:
         version = self.publisher.newest + 1
@@ -154,7 +154,7 @@ def test_a_row_applied_early_is_found(site: Site) -> None:
         check_once(client, rng, findings, 0)
         return findings.mixed > 0
 
-    wait_until(found, timeout_s=10)
+    wait_until(found)
     client.raw.close()
 
 

@@ -22,7 +22,7 @@ MODEL = "slow"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 CALLS, CALLS_OF_ONE = 4, 2
 BYTES, BYTES_OF_ONE, MESSAGE_BYTES = 1 << 20, 800_000, 1_500_000
-QUEUED_S = 2.0  # that a request waits for others of its batch
+QUEUED_S = 5.0  # that a request waits for others of its batch
 NAMES = ("ada", "bob", "eve")
 TOKENS = {name: f"a-token-of-{name}-alone" for name in NAMES}
 KEYS = np.array([[0, 1, 14, 100]], np.int64)
@@ -116,14 +116,15 @@ def code_of(channel: Any, message: bytes, name: str = "", **more: Any) -> tuple[
 
 
 class Held(contextlib.ExitStack):
-    """Calls that are under way until the block ends: their message has not come."""
+    """Calls, alone at work, that are under way until the block ends: their message has not come."""
 
     def __init__(self, server: triton.TritonServer, channel: Any) -> None:
         super().__init__()
         self._server, self._channel = server, channel
 
-    def add(self, names: Sequence[str]) -> None:
-        now = page_of(self._server).sum("embertide_front_inferences")
+    def begin(self, names: Sequence[str]) -> None:
+        # A call has its answer a moment before it is at work no more.
+        wait_until(lambda: is_idle(self._server))
         for name in names:
             messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
             call = self._channel.stream_unary(INFER).future(
@@ -131,8 +132,8 @@ class Held(contextlib.ExitStack):
             )
             self.callback(call.cancel)
             self.callback(messages.put, b"")
-        want = now + len(names)
-        wait_until(lambda: page_of(self._server).sum("embertide_front_inferences") == want)
+        all_come = len(names)
+        wait_until(lambda: page_of(self._server).sum("embertide_front_inferences") == all_come)
 
 
 def test_one_callers_calls_leave_room_for_the_others(
@@ -143,7 +144,7 @@ def test_one_callers_calls_leave_room_for_the_others(
     # By name; those without one are of one address.
     for first, second in (("ada", "bob"), ("", "ada"), ("eve", "")):
         with Held(server, channel) as held:
-            held.add([first] * CALLS_OF_ONE)
+            held.begin([first] * CALLS_OF_ONE)
             code, why = code_of(channel, question(), first)
             assert (code, why.split(";")[0]) == (
                 "RESOURCE_EXHAUSTED",
@@ -160,7 +161,7 @@ def test_all_callers_calls_have_a_bound(server: triton.TritonServer, channel: An
     wait_until(lambda: is_idle(server))
     counted = Counted(server)
     with Held(server, channel) as held:
-        held.add(["ada", "ada", "bob", "bob"])
+        held.begin(["ada", "ada", "bob", "bob"])
         code, why = code_of(channel, question(), "eve")
         assert (code, why) == ("RESOURCE_EXHAUSTED", "4 requests are at work; ask again later")
         assert counted.refused() == {"calls": 1}

@@ -96,7 +96,7 @@ class Site:
     def answered(self, name: str, more: int) -> None:
         """Wait until a node has answered so often again."""
         until = self.askers[name].answers + more
-        wait_until(lambda: self.askers[name].answers > until or bool(self.askers[name].error), 20)
+        wait_until(lambda: self.askers[name].answers > until or bool(self.askers[name].error))
         self.check()
 
     def check(self) -> None:
@@ -149,7 +149,7 @@ def test_one_group_takes_over_from_another_and_no_request_fails(site: Site) -> N
     old, new = ("a-0", "a-1"), ("b-0", "b-1")
     for name in old:
         site.start(name, 0)
-    wait_until(lambda: all(map(site.is_ready, old)), 30)
+    wait_until(lambda: all(map(site.is_ready, old)))
     versions = Versions(site.model)
     versions.start()
     site.ask(*old)
@@ -157,7 +157,7 @@ def test_one_group_takes_over_from_another_and_no_request_fails(site: Site) -> N
     # Those of the new group answer from the start, by asking the old one, and are not ready.
     for name in new:
         site.start(name, 1)
-    wait_until(lambda: all(map(site.begun, new)), 30)
+    wait_until(lambda: all(map(site.begun, new)))
     site.ask(*new)
     time.sleep(0.5)
     assert not any(map(site.is_ready, new))
@@ -166,7 +166,7 @@ def test_one_group_takes_over_from_another_and_no_request_fails(site: Site) -> N
     assert f"would move {BUCKETS} buckets" in said
     assert "b-1/1" in said
     site.command("node", "add-group", "1", "--buckets-at-once", "8", "--watch")
-    wait_until(lambda: all(map(site.is_ready, (*old, *new))), 10)
+    wait_until(lambda: all(map(site.is_ready, (*old, *new))))
     site.check()
     assert site.owned() == {"a-0": 13, "a-1": 12, "b-0": 13, "b-1": 12}
 
@@ -176,12 +176,12 @@ def test_one_group_takes_over_from_another_and_no_request_fails(site: Site) -> N
     assert all(is_right(site.model, bags, answer) for answer in answers)
 
     site.command("node", "remove-group", "0", "--watch")
-    wait_until(lambda: not any(map(site.is_ready, old)), 10)
+    wait_until(lambda: not any(map(site.is_ready, old)))
     assert all(map(site.is_ready, new))
     site.check()
     assert site.owned() == {"a-0": 0, "a-1": 0, "b-0": 13, "b-1": 12}
     time.sleep(0.5)  # those that own nothing are asked on: the new group answers for them
-    wait_until(lambda: site.nodes["a-0"].status().counters["buckets_held"] == 0, 10)
+    wait_until(lambda: site.nodes["a-0"].status().counters["buckets_held"] == 0)
     answer = site.nodes["a-0"].read(bags)
     assert is_right(site.model, bags, answer)
     assert answer.sources.count(_REMOTE) > 0
@@ -205,17 +205,17 @@ def test_a_group_that_loses_a_node_asks_the_other_and_no_request_fails(site: Sit
     names = ("a-0", "a-1", "b-0", "b-1")
     site.start("a-0", 0)
     site.start("a-1", 0)
-    wait_until(lambda: all(map(site.is_ready, names[:2])), 30)
+    wait_until(lambda: all(map(site.is_ready, names[:2])))
     versions = Versions(site.model)
     versions.start()
     for name in names[2:]:
         site.start(name, 1)
-    wait_until(lambda: all(map(site.begun, names)), 30)
+    wait_until(lambda: all(map(site.begun, names)))
     site.command("node", "add-group", "1", "--watch")
-    wait_until(lambda: all(map(site.is_ready, names)), 10)
+    wait_until(lambda: all(map(site.is_ready, names)))
     rest = ("a-0", "b-0", "b-1")
     site.ask(*rest)
-    wait_until(lambda: all(site.askers[name].answers > 20 for name in rest), 20)
+    wait_until(lambda: all(site.askers[name].answers > 20 for name in rest))
     before = site.nodes["a-0"].status()
     assert before.counters["peers_alive"] == 1, "of its own group"
     assert before.counters["next_owner"] == 0, (
@@ -235,9 +235,9 @@ def test_a_group_that_loses_a_node_asks_the_other_and_no_request_fails(site: Sit
 
     # It comes back and is asked again.
     site.start("a-1", 0)
-    wait_until(lambda: site.begun("a-1"), 30)
-    wait_until(lambda: site.nodes["a-0"].status().counters["peers_alive"] == 1, 20)
-    wait_until(lambda: site.askers["a-0"].version > version, 20)
+    wait_until(lambda: site.begun("a-1"))
+    wait_until(lambda: site.nodes["a-0"].status().counters["peers_alive"] == 1)
+    wait_until(lambda: site.askers["a-0"].version > version)
     time.sleep(0.5)  # requests that began before it was heard of are over
     asked = site.nodes["a-0"].status().counters["next_owner"]
     site.answered("a-0", 50)

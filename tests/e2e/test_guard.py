@@ -92,7 +92,7 @@ class Site:
         return {int(result.as_numpy("VERSION").reshape(-1)[0]) for result in results}
 
     def wait_for(self, version: int, every_s: float = 0.1) -> None:
-        wait_until(lambda: self.served() == {version}, timeout_s=20, every_s=every_s)
+        wait_until(lambda: self.served() == {version}, every_s=every_s)
 
     def rollbacks(self) -> float:
         page = self.server.metrics()

@@ -414,7 +414,7 @@ def test_a_killed_control_plane_knows_who_waits_for_whom(site: ControlledSite) -
 def test_killed_while_it_waits_for_bandwidth(site: ControlledSite, victim: Victim) -> None:
     case = Case(site, buckets=2)
     case.request.dry_run = True
-    wait_until(lambda: all(each.bytes for each in site.control.start(case.request).moves), 10)
+    wait_until(lambda: all(each.bytes for each in site.control.start(case.request).moves))
     sizes = [each.bytes for each in site.control.start(case.request).moves]
     case.request.dry_run = False
     case.request.budget.buckets_at_once = 1

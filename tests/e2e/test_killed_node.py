@@ -126,11 +126,11 @@ def sealed_version(server: triton.TritonServer, model: str) -> float:
 
 
 def wait_for(client: Client, version: int) -> None:
-    wait_until(lambda: served(client)[0] == version, timeout_s=20)
+    wait_until(lambda: served(client)[0] == version)
 
 
 def wait_for_seal(server: triton.TritonServer, model: str, version: int) -> None:
-    wait_until(lambda: sealed_version(server, model) >= version, timeout_s=20)
+    wait_until(lambda: sealed_version(server, model) >= version)
 
 
 def test_a_node_killed_at_any_moment_starts_from_its_seal(

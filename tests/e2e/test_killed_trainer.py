@@ -121,7 +121,7 @@ def _serves(client: Client, model: str, number: int) -> bool:
 
 def wait_served(client: Client, number: int) -> None:
     for model in ("rank", "look"):
-        wait_until(partial(_serves, client, model, number), timeout_s=20)
+        wait_until(partial(_serves, client, model, number))
 
 
 def foreign_version(site: Site) -> int:

@@ -115,7 +115,7 @@ def site(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Iterato
             pages = [node.metrics() for node in pair.nodes]
             return all(metric(page, "embertide_version") >= newest for page in pages)
 
-        wait_until(hold_newest, 20)
+        wait_until(hold_newest)
         yield Site(pair, histories, publication.path, clients)
         for client in clients:
             client.raw.close()
@@ -231,7 +231,7 @@ def test_requests_that_are_executed_together_get_their_own_histories(site: Site)
         answer: list[Any] = []
         site.clients[0].raw.async_infer("rank", inputs, partial(_take, answer))
         pending.append((row, answer))
-    wait_until(lambda: all(answer for _, answer in pending), 20)
+    wait_until(lambda: all(answer for _, answer in pending))
     for row, answer in pending:
         result, error = answer[0]
         assert error is None

@@ -102,7 +102,7 @@ def test_random_operations_equal_a_single_store(site: FleetSite) -> None:
     assert unanswered <= answers / 50
     assert remote + hot > answers  # seven of eight keys are elsewhere
     assert min(remote, hot) > 0
-    wait_until(lambda: all(node.acts_by(epoch) for node in site.nodes), 20)
+    wait_until(lambda: all(node.acts_by(epoch) for node in site.nodes))
 
 
 def test_a_dead_owner_costs_what_max_degraded_share_allows(site: FleetSite) -> None:
@@ -121,7 +121,7 @@ def test_a_dead_owner_costs_what_max_degraded_share_allows(site: FleetSite) -> N
     site.options["max_degraded_share"] = 1
     asker.stop()
     asker = site.nodes[0] = site.start(0)
-    wait_until(lambda: asker.acts_by(site.writer.epoch), 20)
+    wait_until(lambda: asker.acts_by(site.writer.epoch))
     wait_until(lambda: asker.reaches_all(NODES - 1))
     answer = asker.read(bags)
     zero = np.zeros(DIM, np.float32)
@@ -135,13 +135,13 @@ def test_a_dead_owner_costs_what_max_degraded_share_allows(site: FleetSite) -> N
     wait_until(lambda: asker.read([[1], [2], [3], [4]]).version.number == site.model.newest)
     victim.channel.close()
     site.nodes[3] = site.start(3)
-    wait_until(lambda: site.nodes[3].acts_by(site.writer.epoch), 20)
+    wait_until(lambda: site.nodes[3].acts_by(site.writer.epoch))
 
     def whole() -> bool:
         bags = site.model.draw(rng, samples=50)
         return is_right(site.model, bags, asker.read(bags))
 
-    wait_until(whole, 10)
+    wait_until(whole)
 
 
 def test_bad_requests_are_refused_by_name(site: FleetSite) -> None:

@@ -143,17 +143,17 @@ def test_buckets_move_under_traffic_and_versions(site: Site) -> None:
 
 def test_a_p99_budget_halts_a_reshard_while_requests_are_slower(site: Site) -> None:
     traffics = [Traffic(node, models=("rank",)) for node in site.pair.nodes]
-    wait_until(lambda: all(traffic.findings.answers > 10 for traffic in traffics), 20)
+    wait_until(lambda: all(traffic.findings.answers > 10 for traffic in traffics))
     before = site.pair.owners()
     site.swap("halted", "--p99-ms", "0.001")
-    wait_until(lambda: "waits: p99 of node-" in str(site.operation("halted").get("message")), 20)
+    wait_until(lambda: "waits: p99 of node-" in str(site.operation("halted").get("message")))
     assert site.state_of("halted") == "running"
     assert site.pair.owners() == before
     for traffic in traffics:
         traffic.stop()
         assert traffic.errors == []
     # A second without requests has no p99.
-    wait_until(lambda: site.state_of("halted") == "succeeded", 30)
+    wait_until(lambda: site.state_of("halted") == "succeeded")
     assert all(owners != before[which] for which, owners in site.pair.owners().items())
 
 
@@ -168,7 +168,7 @@ def test_a_drained_node_owns_nothing_and_answers_and_undo_gives_it_back(site: Si
     drained = site.pair.owners()
     assert not [at for owners in drained.values() for at in owners if at.startswith("node-1/")]
     answers = traffics[1].findings.answers
-    wait_until(lambda: traffics[1].findings.answers > answers + 20, 20)
+    wait_until(lambda: traffics[1].findings.answers > answers + 20)
     site.pair.command("reshard", "undo", "away", "--watch")
     assert site.pair.owners() == before
     versions.stop()
@@ -187,7 +187,7 @@ def _expect_that_a_lost_node_is_said(site: Site) -> None:
     whole = client.send({"KEYS": keys}, model="rank", outputs=["SCORE", "SOURCE"])
     assert int(parameters(whole)["degraded_keys"]) == 0
     os.kill(lost.pid, signal.SIGKILL)
-    wait_until(lambda: metric(alive.metrics(), "embertide_peers_alive") == 0, 10)
+    wait_until(lambda: metric(alive.metrics(), "embertide_peers_alive") == 0)
     with pytest.raises(InferenceServerException, match=r"no owner answers for \d+ of 32 keys \("):
         client.send({"KEYS": keys + 1_000_000}, model="rank")  # of those before there are copies
     client.raw.close()

@@ -54,7 +54,7 @@ def end_and_await(pid: int, how: signal.Signals, ask: Any, timeout_s: float = 30
             return False
         return True
 
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, every_s=0.01)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), every_s=0.01)
     wait_until(answers, timeout_s, every_s=0.02)
     return time.monotonic() - ended
 
@@ -68,8 +68,8 @@ def ask_anew(address: str) -> None:
 def await_restarts(count: int, log: Path, metrics: str) -> None:
     """Wait until a number of restarts has been said, and counted."""
     name = "embertide_server_restarts_total"
-    wait_until(lambda: log.read_text().count("serves again") == count, 10)
-    wait_until(lambda: metric(page(metrics), name) == count, 10)
+    wait_until(lambda: log.read_text().count("serves again") == count)
+    wait_until(lambda: metric(page(metrics), name) == count)
 
 
 @pytest.mark.alone
@@ -111,7 +111,7 @@ def test_serve_of_python_starts_it_again_and_logs_it(
         assert node.http is None
         pid = server_at(node.grpc)
         end_and_await(pid, signal.SIGKILL, lambda: ask_anew(node.grpc))
-        wait_until(lambda: any("serves again" in each.message for each in caplog.records), 10)
+        wait_until(lambda: any("serves again" in each.message for each in caplog.records))
         assert (node.alive(), node.restarts) == (True, 1)
         again = server_at(node.grpc)
     assert again != pid
@@ -141,16 +141,16 @@ def test_a_watch_that_fails_or_has_no_thread_is_told_and_goes_on(
     with embertide.serve(snapshot[0], kind="lookup", model="lookup", folder=tmp_path) as node:
         assert node.unwatched == "RuntimeError: can't start new thread"
         fault.clear()
-        wait_until(lambda: node.unwatched == "", 5)
+        wait_until(lambda: node.unwatched == "")
         for count, error in enumerate((ValueError("odd"), MemoryError(), SystemExit(3)), 1):
             fault.append(error)
-            wait_until(lambda: type(fault[0]).__name__ in node.unwatched, 5)
+            wait_until(lambda: type(fault[0]).__name__ in node.unwatched)
             pid = server_at(node.grpc)
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: not node.alive(), 5)
+            wait_until(lambda: not node.alive())
             assert node.restarts == count - 1
             fault.clear()
-            wait_until(lambda: node.alive() and node._server.answers(), 20)
+            wait_until(lambda: node.alive() and node._server.answers())
             assert (node.restarts, node.unwatched) == (count, "")
 
 

@@ -118,7 +118,7 @@ def rotate_tokens(fleet: ClosedFleet) -> None:
         own.write_text(lines)
         time.sleep(SEEN_S)
     tokens.write_text(new)
-    wait_until(lambda: call(fleet, "readers-token-of-tests", nobody) == "UNAUTHENTICATED", 10)
+    wait_until(lambda: call(fleet, "readers-token-of-tests", nobody) == "UNAUTHENTICATED")
     assert call(fleet, "new-token-of-readers", nobody) == "OK"
 
 
@@ -139,10 +139,10 @@ def rotate_certificates(fleet: ClosedFleet) -> None:
     fleet.authority = new
     left = old.issue(fleet.folder / "left", "reader")
     (left / "ca.crt").write_bytes((fleet.tls("reader") / "ca.crt").read_bytes())
-    wait_until(lambda: call(fleet, "", left) == "UNAVAILABLE", 10)
+    wait_until(lambda: call(fleet, "", left) == "UNAVAILABLE")
     assert call(fleet, "", fleet.tls("reader")) == "OK"
     for address in fleet.nodes.values():
-        wait_until(functools.partial(is_shut, address, left), 10)
+        wait_until(functools.partial(is_shut, address, left))
 
 
 def rotate_passwords(fleet: ClosedFleet) -> None:
@@ -178,7 +178,7 @@ def test_every_credential_is_replaced_and_no_request_fails(tmp_path: Path) -> No
                 rotate(fleet)
                 # What is used from now on works: versions still come, by the bus as by files.
                 version = fleet.model.newest + 2
-                wait_until(functools.partial(have_reached, askers, version), 20)
+                wait_until(functools.partial(have_reached, askers, version))
             assert [each.error for each in askers] == [None] * len(askers)
             faults = [fault for each in askers for fault in each.faults]
             answers = sum(each.answers for each in askers)

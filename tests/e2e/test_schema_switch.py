@@ -42,7 +42,7 @@ class Watched:
         return metric(self.page(), name, model="rank", **labels)
 
     def wait_for(self, version: int) -> None:
-        wait_until(lambda: self.metric("embertide_version") == version, timeout_s=30)
+        wait_until(lambda: self.metric("embertide_version") == version)
 
     def wait_said(self, text: str) -> None:
         wait_until(lambda: text in self._log.read_text(), timeout_s=60)

@@ -72,7 +72,7 @@ def test_one_that_stands_still_is_ended_and_started_again(
     began_s = time.monotonic()
     wait_until(lambda: node.silences == 1, 3 * LEAST_S)
     assert time.monotonic() - began_s > 0.7 * LEAST_S
-    wait_until(lambda: any("serves again" in each.message for each in caplog.records), 30)
+    wait_until(lambda: any("serves again" in each.message for each in caplog.records))
     assert not Path(f"/proc/{pid}").exists()
     assert (node.restarts, node.silences) == (1, 1)
     text = caplog.text
@@ -92,7 +92,7 @@ def test_one_that_answers_late_is_left_alone(node: embertide.Served) -> None:
         os.kill(pid, signal.SIGSTOP)
         time.sleep(0.4 * LEAST_S)  # how long it is away is the case; less than it may be silent
         os.kill(pid, signal.SIGCONT)
-        wait_until(partial(asked_more, node, answered), 10)
+        wait_until(partial(asked_more, node, answered))
     assert (node.silences, node.restarts, pid_of(node)) == (0, 0, pid)
 
 

@@ -44,7 +44,7 @@ class Pod:
         if not closed:
             command[-1] = str(self.port)
         self.process = Child(command, log=folder / "log")
-        wait_until(lambda: "Ready to accept" in self.process.log_text(), 10)
+        wait_until(lambda: "Ready to accept" in self.process.log_text())
 
     def _here(self, text: str) -> str:
         text = re.sub(r"/etc/(redis)", rf"{self.folder}/\1", text)
@@ -161,14 +161,14 @@ def test_a_stranger_may_do_nothing_and_the_probe_ping_alone(pod: Pod) -> None:
 def test_new_users_and_certificates_hold_without_a_restart(pod: Pod) -> None:
     """Even of another authority, and for one whose password changed twice in a row."""
     with pod.reloader() as reloader:
-        wait_until(said(reloader, "have been read"), 20)
+        wait_until(said(reloader, "have been read"))
         for turn in (1, 2):
             old = pod.folder / "old"
             shutil.rmtree(old, ignore_errors=True)
             shutil.copytree(pod.folder / "overlay" / "secrets", old)
             pod.make_users()
             Authority().issue(pod.folder / "redis-tls")
-            wait_until(said(reloader, "have been read", turn + 1), 20)
+            wait_until(said(reloader, "have been read", turn + 1))
             with pod.client("node") as node:
                 assert node.ping()
             query = f"password_file={old}/redis-node&ssl_ca_certs={pod.folder}/redis-tls/ca.crt"
@@ -183,16 +183,16 @@ def test_new_users_and_certificates_hold_without_a_restart(pod: Pod) -> None:
 @pytest.mark.parametrize("pod", [("bus", True)], ids=["closed"], indirect=True)
 def test_what_redis_cannot_read_leaves_what_was_there(pod: Pod) -> None:
     with pod.reloader() as reloader:
-        wait_until(said(reloader, "have been read"), 20)
+        wait_until(said(reloader, "have been read"))
         users = pod.folder / "redis-users" / "users.acl"
         good = users.read_text()
         users.write_text(good + "user x on +nothing\n")
-        wait_until(said(reloader, "could not be read"), 20)
+        wait_until(said(reloader, "could not be read"))
         assert "nothing" in reloader.log_text()
         with pod.client("node") as node:
             assert node.ping()
         users.write_text(good + "\n")
-        wait_until(said(reloader, "have been read", 2), 20)
+        wait_until(said(reloader, "have been read", 2))
 
 
 def test_the_rules_are_those_of_the_page() -> None:

@@ -105,7 +105,7 @@ class Control(Child):
         if found_again_ms is not None:
             command = [sys.executable, "-c", _PATIENT_FOR.format(found_again_ms)]
         super().__init__([*command, *words], log=log)
-        wait_until(lambda: "control plane of model" in self.log_text() or not self.alive(), 30)
+        wait_until(lambda: "control plane of model" in self.log_text() or not self.alive())
         assert self.alive(), self.log_text()
         self.caller = Caller(address, None)
 
@@ -266,7 +266,7 @@ class ControlledSite:
         self._stack.callback(lambda: self.control.stop())
         self.nodes = [self._new_node(n) for n in range(NODES)]
         self._stack.callback(lambda: [node.stop() for node in self.nodes])
-        wait_until(self.is_whole, 30)
+        wait_until(self.is_whole)
         names = [node.name for node in self.plan().topology.nodes]
         assert names == [node.name for node in self.nodes]
         self.plans = Plans(self.state)
@@ -357,7 +357,7 @@ class ControlledSite:
                 node.channel.close()
                 self.nodes[n] = self._new_node(n)
             self.wake(self.nodes[n].process)
-        wait_until(self.is_whole, 20)
+        wait_until(self.is_whole)
         now_s = time.monotonic()
         self._was_away += [(n, since_s, now_s) for n, since_s in self._away.items()]
         self._away.clear()
@@ -533,10 +533,10 @@ class ControlledSite:
             return answer.version.number >= newest
 
         for node in self.nodes:
-            wait_until(functools.partial(is_new_and_right, node), 10)
+            wait_until(functools.partial(is_new_and_right, node))
 
 
-def wait_briefly(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def wait_briefly(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Wait for what comes, or is over, in a moment: look again at once."""
     end = time.monotonic() + timeout_s
     while not condition():

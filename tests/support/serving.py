@@ -135,7 +135,9 @@ def metric(page: str, name: str, **labels: str) -> float:
     return total
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0, every_s: float = 0.1) -> None:
+def wait_until(
+    condition: Callable[[], bool], timeout_s: float = 30.0, every_s: float = 0.1
+) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"

@@ -265,7 +265,7 @@ def test_a_broker_that_comes_back_is_read_on_from_the_same_place(
         batches = live.batches(batch_size=10)
         found = [next(batches), next(batches)]
         broker.kill()
-        wait_until(lambda: live.counters()["outages"] > 0, 30)
+        wait_until(lambda: live.counters()["outages"] > 0)
         broker.start()
         broker.make(name)
         broker.add(name, [*sent, *(event(i, i) for i in range(30, 50))])
@@ -355,7 +355,7 @@ def test_the_group_shows_what_a_checkpoint_holds_and_is_never_read(
     def offset() -> int:
         return int(other.committed([TopicPartition(name, 0)], timeout=5)[0].offset)
 
-    wait_until(lambda: offset() == 10, 10)
+    wait_until(lambda: offset() == 10)
     batches.close()
     other.commit(offsets=[TopicPartition(name, 0, 33)], asynchronous=False)
     other.close()
@@ -378,7 +378,7 @@ def test_lag_is_on_the_page_of_metrics(broker: KafkaBroker) -> None:
             return next(float(line.split()[1]) for line in lines if line.startswith(wanted))
 
         assert 0 <= lag() < 1500
-        wait_until(lambda: lag() == 0, 10)
+        wait_until(lambda: lag() == 0)
     batches.close()
 
 

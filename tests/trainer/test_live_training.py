@@ -161,7 +161,7 @@ def test_the_command_killed_half_way_ends_as_a_run_over_a_file(
     # It has read all there is, a checkpoint is behind it, and it waits for more.
     wait_until(lambda: bool(fresh.versions()) and fresh.versions()[-1].number >= 8, 60)
     # Nothing comes, and all that it has learned is told.
-    wait_until(lambda: told(trainer) == on_page(port) == half, 10)
+    wait_until(lambda: told(trainer) == on_page(port) == half)
     trainer.kill()
     assert trainer.code == -signal.SIGKILL
     dead = bus.trainer()
@@ -171,7 +171,7 @@ def test_the_command_killed_half_way_ends_as_a_run_over_a_file(
     send(server, half, TOTAL)
     again = Child(command, log=tmp_path / "second.log")
     assert again.wait(60) == 0, again.log_text()
-    wait_until(lambda: bus.trainer() != dead, 5)
+    wait_until(lambda: bus.trainer() != dead)
     ended = bus.trainer()
     assert ended is not None
     assert ended.sign.ended_ms > 0

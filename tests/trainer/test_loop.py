@@ -808,7 +808,7 @@ def test_events_are_learned_while_a_version_is_written(
         numbers.append(outgoing.version.number)
         if outgoing.version.number == 5:
             begun = trainer.state.events
-            wait_until(lambda: trainer.state.events > begun, timeout_s=30, every_s=0.001)
+            wait_until(lambda: trainer.state.events > begun, every_s=0.001)
             learned.append(trainer.state.events - begun)
         return real(self, outgoing)
 

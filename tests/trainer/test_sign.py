@@ -160,7 +160,7 @@ def test_a_redis_that_lost_it_has_it_again(
     monkeypatch.setattr(sign, "_EVERY_S", 0.01)
     with made(server):
         client.flushall()
-        wait_until(lambda: client.exists(KEY) == 1, 5)
+        wait_until(lambda: client.exists(KEY) == 1)
 
 
 def test_a_full_redis_takes_it(server: RedisServer, client: Any) -> None:
