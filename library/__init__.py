@@ -1,29 +1,50 @@
 """Embertide: train embedding models continuously, and serve them while they change.
 
-What this package names is stable (docs/client.md): `Client`, `AsyncClient`, `train` and `serve`,
-what they return, and `embertide.client`. Everything else, `embertide._store` and the modules of
-`embertide.server` and `embertide.trainer` among them, is private: it may change with any release,
-but for what docs/library.md shows. Nothing is loaded before it is used: clients never load torch.
+Public and stable (docs/library.md): the names below, and those in `__all__` of `embertide.client`,
+`embertide.config`, `embertide.data` and `embertide.nn`. All else is private and may change with any
+release: `embertide.trainer`, `embertide.server`, `embertide._common` and `embertide._store`.
+Nothing is loaded before it is used: clients never load torch.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from embertide.client import AsyncClient, Client
-    from embertide.serving import Served, serve
-    from embertide.training import Trained, train
+from embertide._common.extras import needed_by
 
-__all__ = ["AsyncClient", "Client", "Served", "Trained", "serve", "train"]
+if TYPE_CHECKING:
+    from embertide import client, config, data, nn
+    from embertide.client import AsyncClient, Client
+    from embertide.serving import ProcessError, Served, serve
+    from embertide.training import Progress, Trained, TrainerError, train
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "ProcessError",
+    "Progress",
+    "Served",
+    "Trained",
+    "TrainerError",
+    "client",
+    "config",
+    "data",
+    "nn",
+    "serve",
+    "train",
+]
 
 _PLACES = {
     "AsyncClient": "embertide.client",
     "Client": "embertide.client",
+    "ProcessError": "embertide.serving",
+    "Progress": "embertide.training",
     "Served": "embertide.serving",
     "Trained": "embertide.training",
+    "TrainerError": "embertide.training",
     "serve": "embertide.serving",
     "train": "embertide.training",
 }
+_MODULES = ("client", "config", "data", "nn")
 # What pip has to be told where a part is missing.
 _EXTRAS = {
     "embertide.client": "client",
@@ -33,18 +54,18 @@ _EXTRAS = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for."""
+    """Load what is asked for.
+
+    Raises:
+        ImportError: Its packages are missing; the message names the extra that brings them.
+    """
+    if name in _MODULES:
+        return importlib.import_module(f"embertide.{name}")
     place = _PLACES.get(name)
     if place is None:
         raise AttributeError(f"module 'embertide' has no attribute {name!r}; it has {__all__}")
-    try:
+    with needed_by(name, _EXTRAS[place]):
         value = getattr(importlib.import_module(place), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "embertide":
-            raise
-        raise ImportError(
-            f"embertide.{name} needs {error.name}: pip install 'embertide[{_EXTRAS[place]}]'"
-        ) from error
     globals()[name] = value
     return value
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from embertide._common.private import own_folder
 from embertide.client import AsyncClient, Client
 from embertide.server.adapters.kept_server import KeptInBackground
-from embertide.server.adapters.process import free_ports
+from embertide.server.adapters.process import ProcessError, free_ports
 from embertide.server.adapters.schema import model_of, schema_of
 from embertide.server.adapters.silence import DEFAULT_S, SilenceWatch, check_bound
 from embertide.server.adapters.triton import (
@@ -22,7 +22,7 @@ from embertide.server.adapters.triton import (
 )
 from embertide.server.cli.snapshot import newest_snapshot
 
-__all__ = ["Served", "serve"]
+__all__ = ["ProcessError", "Served", "serve"]
 _log = logging.getLogger(__name__)
 
 

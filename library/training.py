@@ -11,11 +11,12 @@ from embertide.trainer.commands.pace import pace_of
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.errors import TrainerError
 from embertide.trainer.loop import Trainer
 from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
 
-__all__ = ["Progress", "RunConfig", "Trained", "train"]
+__all__ = ["Progress", "Trained", "TrainerError", "train"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,8 +5,8 @@ import dataclasses
 from run import run as labelled
 from run import schema
 
-from embertide.trainer.config import LabelJoin
-from embertide.trainer.data import feedback_schema, joined, open_events
+from embertide.config import LabelJoin
+from embertide.data import feedback_schema, joined, open_events
 
 # Half an hour for most clicks; one that comes within six hours still corrects its impression.
 run = dataclasses.replace(labelled, labels=LabelJoin(wait_s=1800, correct_s=6 * 3600))

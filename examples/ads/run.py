@@ -1,6 +1,6 @@
 """Display ads: 13 counts and 26 categories, a DLRM, and figures by hour and by placement."""
 
-from embertide.trainer.config import (
+from embertide.config import (
     DenseConfig,
     EvalConfig,
     FeatureConfig,
@@ -8,7 +8,7 @@ from embertide.trainer.config import (
     RunConfig,
     TableConfig,
 )
-from embertide.trainer.data.base import EventSchema, FeatureColumn
+from embertide.data import EventSchema, FeatureColumn
 
 COUNTS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))

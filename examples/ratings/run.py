@@ -1,6 +1,6 @@
 """Ratings of years: what `embertide init` guesses, with a version a week and no hour of the day."""
 
-from embertide.trainer.config import (
+from embertide.config import (
     EvalConfig,
     FeatureConfig,
     ModelConfig,
@@ -8,7 +8,7 @@ from embertide.trainer.config import (
     RunConfig,
     TableConfig,
 )
-from embertide.trainer.data.base import EventSchema, EventTimes, FeatureColumn
+from embertide.data import EventSchema, EventTimes, FeatureColumn
 
 WEEK_S = 7 * 86_400
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from embertide.trainer.config import (
+from embertide.config import (
     DenseConfig,
     EvalConfig,
     FeatureConfig,
@@ -11,8 +11,8 @@ from embertide.trainer.config import (
     RunConfig,
     TableConfig,
 )
-from embertide.trainer.data.base import EventSchema, FeatureColumn
-from embertide.trainer.model.layers import Columns
+from embertide.data import EventSchema, FeatureColumn
+from embertide.nn import Columns
 
 
 class TwoTowers(nn.Module):

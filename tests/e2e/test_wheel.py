@@ -62,6 +62,9 @@ def test_a_wheel_runs_the_demo_where_no_compiler_is(tmp_path: Path, wheel: Path)
     for part in (
         "__init__.py",
         "py.typed",
+        "config.py",
+        "data.py",
+        "nn.py",
         "backends/embertide/libtriton_embertide.so",
         "backends/embertide/libembertide_dense.so",
         "bin/embertide_node",

@@ -1,5 +1,6 @@
 """Each extra alone: commands need its packages, and name the extra of one that is missing."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -86,6 +87,36 @@ def test_commands_need_their_own_packages_alone(extra: str, commands: list[str])
     for each in words:
         assert f"{each} ended with 0" in done.stdout
         assert f"Usage: {' '.join(['embertide', *each])} " in done.stdout
+
+
+PUBLIC = """
+import embertide
+print(sys.modules.keys() & {{"torch", "pyarrow", "tritonclient", "typer", "rich"}})
+for name in {names!r}:
+    try:
+        part = __import__("embertide." + name, fromlist=["*"])
+        print(name, "has", len(part.__all__) > 2)
+    except ImportError as error:
+        print(error)
+print(sys.modules.keys() & {{"torch"}})
+"""
+
+
+def test_the_client_alone_has_the_package_and_names_what_the_rest_needs() -> None:
+    done = with_extra("client", PUBLIC.format(names=["client", "data", "nn"]))
+    assert done.returncode == 0, done.stderr
+    nothing, client, data, nn, torch = done.stdout.splitlines()
+    assert nothing == torch == "set()"
+    assert client == "client has True"
+    assert re.fullmatch(r"embertide.data needs \w+: pip install 'embertide\[train\]'", data)
+    assert nn == "embertide.nn needs torch: pip install 'embertide[train]'"
+
+
+def test_settings_and_events_load_no_torch() -> None:
+    done = with_extra("train", PUBLIC.format(names=["config", "data"]))
+    assert done.stdout == "set()\nconfig has True\ndata has True\nset()\n", done.stderr
+    client = with_extra("train", PUBLIC.format(names=["client"])).stdout
+    assert client.splitlines()[1].endswith("needs tritonclient: pip install 'embertide[client]'")
 
 
 def test_a_trainer_needs_no_triton() -> None:

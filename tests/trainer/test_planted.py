@@ -65,7 +65,7 @@ def test_a_name_is_data_in_a_run_file(name: str, tmp_path: Path) -> None:
     assert given.source is not None
     assert name in given.source.schema.columns
     assert [type(each) for each in ast.parse(text).body] == [
-        *(ast.Expr, ast.ImportFrom, ast.ImportFrom, ast.ImportFrom, ast.Assign, ast.Assign)
+        *(ast.Expr, ast.ImportFrom, ast.ImportFrom, ast.Assign, ast.Assign)
     ]
 
 

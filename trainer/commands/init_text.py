@@ -67,11 +67,10 @@ def _head(plan: Plan, title: str) -> Iterator[str]:
     yield python_comment(f"Over {title}.")
     names = {"ModelConfig", "TableConfig", "FeatureConfig", "OptimizerConfig", "RunConfig"}
     names |= {"DenseConfig"} if plan.run.model.dense else set()
-    yield "from embertide.trainer.config import ("
+    yield "from embertide.config import ("
     yield from (f"    {name}," for name in sorted(names))
     yield ")"
-    yield "from embertide.trainer.data import open_events"
-    yield "from embertide.trainer.data.base import EventSchema, EventTimes, FeatureColumn"
+    yield "from embertide.data import EventSchema, EventTimes, FeatureColumn, open_events"
     yield ""
 
 

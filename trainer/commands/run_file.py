@@ -106,9 +106,7 @@ def explained(run: RunConfig) -> str:
     names = ", ".join(sorted(explainer.seen))
     head = '"""A run of embertide train --config: every setting, its value, what it means."""'
     imports = "\n".join(
-        textwrap.wrap(
-            f"from embertide.trainer.config import ({names})", _COLUMNS, subsequent_indent="    "
-        )
+        textwrap.wrap(f"from embertide.config import ({names})", _COLUMNS, subsequent_indent="    ")
     )
     return f"{head}\n\n{imports}\n\n{body}\n"
 
@@ -254,7 +252,11 @@ def _plain(node: ast.expr) -> Any:
     return ast.literal_eval(node)
 
 
-_MODULES = ("embertide.trainer.config", "embertide.trainer.data", "embertide.trainer.data.base")
+# The others are of files that earlier builds wrote.
+_MODULES = (
+    *("embertide.config", "embertide.data"),
+    *("embertide.trainer.config", "embertide.trainer.data", "embertide.trainer.data.base"),
+)
 _CLASSES: Mapping[str, type] = {
     **{name: each for name, each in vars(config).items() if isinstance(each, type)},
     **{each.__name__: each for each in (EventSchema, EventTimes, FeatureColumn)},
