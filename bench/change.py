@@ -29,9 +29,9 @@ from embertide.trainer.config import ModelConfig, RunConfig
 from embertide.trainer.data import open_events
 from embertide.trainer.data.base import Batch, DerivedSource, EventSource
 from embertide.trainer.data.limit import FirstEvents
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_model, news_rates
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.loop import Trainer
 
 _DAY_MS = 86_400_000
 _COMES, _GOES = 5, 7  # days

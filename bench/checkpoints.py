@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.servers import BUILD
-from embertide.trainer.checkpoint.increment import Increment
-from embertide.trainer.checkpoint.saver import SaverStats
 from embertide.trainer.commands.inputs import model_for, open_input
 from embertide.trainer.config import RunConfig
-from embertide.trainer.loop import Trainer
 from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.run.checkpoint.increment import Increment
+from embertide.trainer.run.checkpoint.saver import SaverStats
+from embertide.trainer.run.loop import Trainer
 
 
 class _Timed(Trainer):

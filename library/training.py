@@ -12,9 +12,9 @@ from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.errors import TrainerError
-from embertide.trainer.loop import Trainer
-from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.loop import Trainer
+from embertide.trainer.run.progress import Progress
 
 __all__ = ["Progress", "Trained", "TrainerError", "train"]
 

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from embertide.trainer import former
 from embertide.trainer.config import (
     CountersConfig,
     FeatureConfig,
@@ -12,6 +11,7 @@ from embertide.trainer.config import (
     OptimizerConfig,
     SequenceConfig,
     TableConfig,
+    compatibility,
 )
 from embertide.trainer.errors import ConfigurationError
 
@@ -117,7 +117,7 @@ def preset_model(name: str) -> ModelConfig:
     if name not in PRESETS:
         known = ", ".join(PRESETS)
         raise ConfigurationError(
-            f"there is no preset {name!r}; there are {known}{former.hint(name)}"
+            f"there is no preset {name!r}; there are {known}{compatibility.hint(name)}"
         )
     return PRESETS[name]()
 
@@ -125,4 +125,4 @@ def preset_model(name: str) -> ModelConfig:
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        raise former.missing(__name__, name)
+        raise compatibility.missing(__name__, name)

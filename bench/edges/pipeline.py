@@ -26,9 +26,9 @@ from embertide.trainer.__main__ import app
 from embertide.trainer.commands import run_file
 from embertide.trainer.commands.inputs import check_model
 from embertide.trainer.data.limit import FirstEvents
-from embertide.trainer.loop import Trainer
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import read_manifest
+from embertide.trainer.run.loop import Trainer
 
 EVENTS = 64
 

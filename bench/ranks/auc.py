@@ -20,7 +20,7 @@ from embertide.trainer.data.base import EventSource
 from embertide.trainer.data.history import with_columns
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.eval.blocks import BlockQuality
-from embertide.trainer.learner import Learner
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.sync.ranks import Ranks
 
 _BLOCK_S = 1800

@@ -22,8 +22,8 @@ import psutil
 from bench.servers import BUILD, BenchError
 from bench.snapshots import snapshot_files
 from embertide.server.adapters.process import Child
-from embertide.trainer.checkpoint.checkpoint import is_complete
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.checkpoint.checkpoint import is_complete
 
 _CACHE = BUILD / "cache" / "dense"
 _RESTARTS = 1000

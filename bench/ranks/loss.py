@@ -15,7 +15,7 @@ import torch
 
 from bench.train.quality import DLRM
 from embertide.trainer.data.generator import NewsConfig, NewsSource
-from embertide.trainer.learner import Learner
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.sync.ranks import Ranks
 
 _STREAM = NewsConfig(hours=24, views_per_hour=8_000, users=20_000)

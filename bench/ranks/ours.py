@@ -27,7 +27,7 @@ from bench.store.ours import settle
 from embertide.trainer.config import Codec, Codecs, RunConfig
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.keys import hash_keys
-from embertide.trainer.learner import Learner, Prepared
+from embertide.trainer.model.learner import Learner, Prepared
 from embertide.trainer.sync.ranks import Ranks
 
 _SHAPE = Shape(name="Criteo DLRM", rows=ROWS, tables=TABLES)

@@ -26,8 +26,8 @@ import yaml
 
 from bench.report import Row, measure, show, write
 from bench.servers import BUILD, ROOT, BenchError
-from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.run.checkpoint import checkpoint as checkpoints
 
 CLAIM = "20.7"
 TARGET_S = 60.0

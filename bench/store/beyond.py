@@ -31,7 +31,7 @@ from bench.shapes import Shape
 from bench.store import ours
 from embertide.trainer.config import OptimizerConfig, RunConfig
 from embertide.trainer.data.base import Batch
-from embertide.trainer.learner import Learner, Prepared
+from embertide.trainer.model.learner import Learner, Prepared
 
 _CONSOLE = Console(stderr=True, highlight=False)
 _FOLDER = BUILD / "bench" / "beyond"

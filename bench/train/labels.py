@@ -28,7 +28,7 @@ from embertide.trainer.data.base import Batch
 from embertide.trainer.data.labels import Decided, Waiting, split
 from embertide.trainer.data.limit import blocks
 from embertide.trainer.eval.metrics import Prequential
-from embertide.trainer.learner import Learner
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.presets import news_model, news_rates
 
 _LATE_S, _MEAN_S = 1800.0, 600.0

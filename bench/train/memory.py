@@ -28,9 +28,9 @@ from bench.servers import BUILD
 from embertide.trainer.config import PruneConfig, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_model, news_rates
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.loop import Trainer
 
 _CONSOLE = Console(stderr=True, highlight=False)
 _EVENTS = 20_000_000

@@ -29,7 +29,7 @@ from embertide.trainer.data.history import with_columns
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.eval.blocks import BlockQuality
 from embertide.trainer.lab.trials import Trial, measured
-from embertide.trainer.learner import Learner, Prepared
+from embertide.trainer.model.learner import Learner, Prepared
 
 DAY_S = 86_400
 _CONSOLE = Console(stderr=True, highlight=False)

@@ -42,7 +42,7 @@ from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.eval.metrics import Prequential, auc
-from embertide.trainer.learner import Learner
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.presets import news_model, news_rates
 
 _CONSOLE = Console(stderr=True, highlight=False)

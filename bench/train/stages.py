@@ -9,8 +9,8 @@ import torch
 
 from bench import report
 from embertide.trainer.data.base import EventSource
-from embertide.trainer.learner import Learner
 from embertide.trainer.model.export import tensor_bytes
+from embertide.trainer.model.learner import Learner
 
 _REPETITIONS = 5
 _STEPS = 4  # of a repetition, after which comes all else

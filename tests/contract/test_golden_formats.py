@@ -26,12 +26,12 @@ from embertide.server.adapters.state import MemoryState
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.layout import Bucket, LaidPlan, layout_of
 from embertide.server.core.state import Writes
-from embertide.trainer.checkpoint import checkpoint as checkpoints
-from embertide.trainer.checkpoint.checkpoint import SavedCheckpoint
 from embertide.trainer.embedding.store import store_table
-from embertide.trainer.learner import Learner
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.snapshot import read_manifest
+from embertide.trainer.run.checkpoint import checkpoint as checkpoints
+from embertide.trainer.run.checkpoint.checkpoint import SavedCheckpoint
 from embertide.v1 import control_pb2, plan_pb2
 
 ROOT = Path(__file__).parents[2]

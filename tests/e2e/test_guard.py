@@ -22,8 +22,8 @@ from serving import Client, beside, metric, wait_until
 from bench import report
 from embertide.server.adapters import triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.trainer.eval.guard.guard import Guard, GuardConfig, NewestEvents
 from embertide.trainer.eval.served import ServedModel
-from embertide.trainer.guard.guard import Guard, GuardConfig, NewestEvents
 from embertide.trainer.publish.promotion import PromotionRecord
 from embertide.trainer.publish.publisher import promotion_record
 from embertide.trainer.publish.rollback import roll_back

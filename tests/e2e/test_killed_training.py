@@ -26,9 +26,9 @@ from serving import wait_until
 
 from bench.snapshots import snapshot_files
 from embertide.server.adapters.process import Child
-from embertide.trainer.checkpoint.checkpoint import is_complete
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.checkpoint.checkpoint import is_complete
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 KILLS = int(os.environ.get("EMBERTIDE_KILLS", "3"))

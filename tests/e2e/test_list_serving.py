@@ -24,8 +24,8 @@ from embertide.trainer.data.base import Batch
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.eval.records import Records
 from embertide.trainer.eval.served import ServedModel
-from embertide.trainer.loop import Trainer
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.loop import Trainer
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 

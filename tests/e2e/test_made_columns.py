@@ -31,9 +31,9 @@ from embertide.trainer.data.history import History, HistoryState, extend
 from embertide.trainer.data.keys import buckets_of
 from embertide.trainer.data.limit import FirstEvents, take
 from embertide.trainer.eval.published import PublishedModel
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_crossed
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.loop import Trainer
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=120, users=60, new_items_per_hour=5))

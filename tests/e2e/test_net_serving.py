@@ -28,9 +28,9 @@ from embertide.trainer.data.base import PADDING_KEY, Batch
 from embertide.trainer.data.crosses import cross_keys
 from embertide.trainer.data.generator import NewsSource
 from embertide.trainer.data.history import extend, with_columns
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_crossed, news_model
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.loop import Trainer
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 NEWS = NewsSource(NEWS_CONFIG)

@@ -33,7 +33,6 @@ from embertide.server.adapters import triton
 from embertide.server.adapters.schema import schema_of
 from embertide.trainer.config import FeatureConfig, ModelConfig, TableConfig
 from embertide.trainer.embedding.store import store_table
-from embertide.trainer.loop import Trainer
 from embertide.trainer.model.export import export_dense, tensor_bytes
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import (
@@ -43,6 +42,7 @@ from embertide.trainer.publish.snapshot import (
     read_transforms,
     write_snapshot,
 )
+from embertide.trainer.run.loop import Trainer
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 SHOP = Shop(600, edges=(0.3, 1.0, 2.5, 8.0))

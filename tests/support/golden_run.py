@@ -44,8 +44,8 @@ from embertide.trainer.config import (
     TableConfig,
 )
 from embertide.trainer.data.generator import NewsConfig, NewsSource
-from embertide.trainer.loop import Trainer
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.loop import Trainer
 
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=40, new_items_per_hour=5))
 KILLED_AFTER = 8  # batches

@@ -6,9 +6,9 @@ import pytest
 
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import EventSource
-from embertide.trainer.loop import Trainer
-from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.loop import Trainer
+from embertide.trainer.run.progress import Progress
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 

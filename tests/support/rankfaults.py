@@ -11,13 +11,13 @@ from rankjobs import NEWS, RUNS
 from rankpool import die
 
 from embertide import _store
-from embertide.trainer.checkpoint import checkpoint as checkpoints
-from embertide.trainer.checkpoint.checkpoint import CheckpointWriter
 from embertide.trainer.config import PruneConfig, RunConfig, TableConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
-from embertide.trainer.loop import Trainer
-from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.checkpoint import checkpoint as checkpoints
+from embertide.trainer.run.checkpoint.checkpoint import CheckpointWriter
+from embertide.trainer.run.loop import Trainer
+from embertide.trainer.run.progress import Progress
 from embertide.trainer.sync.ranks import Ranks
 
 RUN = RUNS["news"]

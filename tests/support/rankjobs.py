@@ -15,7 +15,6 @@ from killing import CACHE
 from numpy.typing import NDArray
 from rankpool import die
 
-from embertide.trainer.checkpoint.checkpoint import CheckpointWriter
 from embertide.trainer.config import (
     Codecs,
     EvalConfig,
@@ -33,11 +32,12 @@ from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.learner import Learner
-from embertide.trainer.loop import Trainer
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.presets import news_counters, news_model
-from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.checkpoint.checkpoint import CheckpointWriter
+from embertide.trainer.run.loop import Trainer
+from embertide.trainer.run.progress import Progress
 from embertide.trainer.sync.plan import EVERYWHERE, Ownership, balanced
 from embertide.trainer.sync.ranks import Ranks
 

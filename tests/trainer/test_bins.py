@@ -15,7 +15,6 @@ from embertide.trainer.data.base import EventSchema, FeatureColumn
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.embedding.store import store_table
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.loop import Trainer
 from embertide.trainer.publish.bins import Bins, bins_of, check_kept
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import (
@@ -26,6 +25,7 @@ from embertide.trainer.publish.snapshot import (
     read_manifest,
     schema_id,
 )
+from embertide.trainer.run.loop import Trainer
 
 EDGES = (0.5, 2.25, 9.1)
 SHOP = Shop(600, EDGES)

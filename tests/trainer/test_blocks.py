@@ -12,7 +12,7 @@ from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import blocks
 from embertide.trainer.eval.blocks import BlockQuality
-from embertide.trainer.learner import Learner, Prepared
+from embertide.trainer.model.learner import Learner, Prepared
 from embertide.trainer.presets import news_model
 
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=80, new_items_per_hour=5))

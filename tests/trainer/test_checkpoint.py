@@ -13,14 +13,18 @@ import numpy as np
 import pytest
 
 from embertide import _store
-from embertide.trainer.checkpoint import checkpoint as checkpoints
-from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError, CheckpointWriter
-from embertide.trainer.checkpoint.saver import BucketCopy, Saver, SaverOptions, SnapshotJob
 from embertide.trainer.config import FeatureConfig, ModelConfig, TableConfig
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.snapshot import DensePart, SnapshotInfo
+from embertide.trainer.run.checkpoint import checkpoint as checkpoints
+from embertide.trainer.run.checkpoint.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointWriter,
+)
+from embertide.trainer.run.checkpoint.saver import BucketCopy, Saver, SaverOptions, SnapshotJob
 
 CONFIG = ModelConfig(
     name="m",

@@ -23,8 +23,8 @@ from embertide.trainer.embedding import counters
 from embertide.trainer.embedding.counters import Counters, log_sums, merged
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.eval.blocks import BlockQuality
-from embertide.trainer.learner import Learner
 from embertide.trainer.model.layers import Columns
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.presets import news_model
 
 HALF_LIVES_S = (60, 1800, 40_000)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from embertide import _store
-from embertide.trainer.checkpoint.restoring import _fetch_checkpoint
 from embertide.trainer.publish.download import fetch_delta, inside
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.storage import DamagedError, Storage
+from embertide.trainer.run.checkpoint.restoring import _fetch_checkpoint
 from embertide.v1 import update_pb2
 
 VERSION = VersionId(7, 1)

@@ -23,9 +23,9 @@ from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.eval.grouped import gauc
 from embertide.trainer.eval.metrics import summarise
 from embertide.trainer.eval.published import PublishedModel
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_counters, news_model
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.loop import Trainer
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=100, users=60, seed=1))

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 from embertide.trainer.commands import export_dense as export_command
 from embertide.trainer.config import FeatureConfig
-from embertide.trainer.importer.model import ImportOptions, import_model
-from embertide.trainer.importer.sources import ModelImportError
-from embertide.trainer.importer.spec import ModelSpec, TableSpec
 from embertide.trainer.model import foreign
 from embertide.trainer.model.export import ExportError
+from embertide.trainer.publish.importer.model import ImportOptions, import_model
+from embertide.trainer.publish.importer.sources import ModelImportError
+from embertide.trainer.publish.importer.spec import ModelSpec, TableSpec
 from embertide.trainer.publish.snapshot import read_manifest
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"

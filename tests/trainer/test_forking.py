@@ -11,8 +11,6 @@ import pytest
 from killing import CACHE, Killed, train, unserved
 
 from bench.criteo import criteo
-from embertide.trainer.checkpoint.checkpoint import CheckpointError
-from embertide.trainer.checkpoint.settings import parsed, settings
 from embertide.trainer.config import (
     FeatureConfig,
     ModelConfig,
@@ -27,13 +25,15 @@ from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.history import extend
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.forking import Fork
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import PRESETS, news_model
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.rollback import RollbackError, roll_back
 from embertide.trainer.publish.snapshot import read_manifest
 from embertide.trainer.publish.snapshot_rows import read_buckets
+from embertide.trainer.run.checkpoint.checkpoint import CheckpointError
+from embertide.trainer.run.checkpoint.settings import parsed, settings
+from embertide.trainer.run.fork import Fork
+from embertide.trainer.run.loop import Trainer
 
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
 HALF = NEWS.total_events() // 2

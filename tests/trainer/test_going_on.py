@@ -20,17 +20,17 @@ from bench.edges import going_on
 from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.__main__ import app
-from embertide.trainer.checkpoint import checkpoint as checkpoints
-from embertide.trainer.checkpoint.checkpoint import CheckpointError
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
-from embertide.trainer.defaults import Cadence
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_model
 from embertide.trainer.publish.bus import Keys
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.lock import LockedError
 from embertide.trainer.publish.origin import FolderOrigin
+from embertide.trainer.run.checkpoint import checkpoint as checkpoints
+from embertide.trainer.run.checkpoint.checkpoint import CheckpointError
+from embertide.trainer.run.defaults import Cadence
+from embertide.trainer.run.loop import Trainer
 from embertide.v1 import update_pb2
 
 RUN = RunConfig(model=news_model(), batch_size=64, publish_every_s=600, snapshot_every=4)

@@ -26,8 +26,8 @@ from embertide.trainer.config import (
     RunConfig,
     TableConfig,
 )
-from embertide.trainer.learner import Learner
 from embertide.trainer.model.dlrm import Dlrm, Probability
+from embertide.trainer.model.learner import Learner
 
 
 @pytest.mark.parametrize("top_sees_embeddings", [False, True])

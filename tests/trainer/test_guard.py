@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from embertide import _store
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.data.base import Batch
+from embertide.trainer.eval.guard.guard import Guard, GuardConfig, NewestEvents
+from embertide.trainer.eval.guard.judge import Limits, Side, auc_difference, judge
 from embertide.trainer.eval.metrics import auc
 from embertide.trainer.eval.served import Answer, ServingError, VersionNotHeldError
-from embertide.trainer.guard.guard import Guard, GuardConfig, NewestEvents
-from embertide.trainer.guard.judge import Limits, Side, auc_difference, judge
 from embertide.trainer.publish import promotion
 from embertide.trainer.publish.publisher import promotion_record
 

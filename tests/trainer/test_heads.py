@@ -19,8 +19,6 @@ from rankjobs import in_parts
 from shopping import HEADS, Shopping, tasks_of
 
 from bench.snapshots import newest_files
-from embertide.trainer.checkpoint.checkpoint import CheckpointError
-from embertide.trainer.checkpoint.settings import differences, settings
 from embertide.trainer.commands.inputs import check_model
 from embertide.trainer.config import (
     HeadConfig,
@@ -34,14 +32,16 @@ from embertide.trainer.data.limit import FirstEvents, take, where
 from embertide.trainer.data.shared import packed, unpacked
 from embertide.trainer.embedding.store import store_table
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.learner import Learner
-from embertide.trainer.loop import Trainer
 from embertide.trainer.model.build import build_net
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.model.loss import Loss
 from embertide.trainer.model.schedule import Schedule
 from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import SnapshotInfo, read_manifest, schema_id
+from embertide.trainer.run.checkpoint.checkpoint import CheckpointError
+from embertide.trainer.run.checkpoint.settings import differences, settings
+from embertide.trainer.run.loop import Trainer
 from embertide.trainer.sync.ranks import Ranks
 
 STEP = RunConfig(

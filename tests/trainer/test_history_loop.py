@@ -9,7 +9,6 @@ import pytest
 from killing import train
 
 from embertide import _store
-from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.config import ModelConfig, PublishBudget, RunConfig
 from embertide.trainer.data.base import PADDING_KEY
 from embertide.trainer.data.generator import NewsConfig, NewsSource
@@ -17,12 +16,13 @@ from embertide.trainer.data.history import History, HistorySource, for_requests
 from embertide.trainer.data.limit import blocks, take
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.eval.metrics import Prequential
-from embertide.trainer.learner import Learner
-from embertide.trainer.loop import Trainer
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.presets import news_counters
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import read_manifest
 from embertide.trainer.publish.snapshot_rows import read_buckets
+from embertide.trainer.run.checkpoint import checkpoint as checkpoints
+from embertide.trainer.run.loop import Trainer
 
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=15, new_items_per_hour=5))
 

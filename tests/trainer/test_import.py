@@ -25,10 +25,10 @@ from embertide.trainer.commands import import_model as import_command
 from embertide.trainer.config import FeatureConfig
 from embertide.trainer.data.keys import buckets_of, hash_keys
 from embertide.trainer.embedding.records import encode_rows, unstorable
-from embertide.trainer.importer import model
-from embertide.trainer.importer.model import ImportOptions, ImportReport, import_model
-from embertide.trainer.importer.sources import ModelImportError
-from embertide.trainer.importer.spec import ModelSpec, TableSpec, load_spec, parse_table
+from embertide.trainer.publish.importer import model
+from embertide.trainer.publish.importer.model import ImportOptions, ImportReport, import_model
+from embertide.trainer.publish.importer.sources import ModelImportError
+from embertide.trainer.publish.importer.spec import ModelSpec, TableSpec, load_spec, parse_table
 from embertide.trainer.publish.snapshot import read_manifest
 
 DTYPES = ("fp32", "fp16", "bf16", "int8")
@@ -237,8 +237,8 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 from embertide.trainer.config import FeatureConfig
-from embertide.trainer.importer.spec import ModelSpec, TableSpec
-from embertide.trainer.importer.model import ImportOptions, import_model
+from embertide.trainer.publish.importer.spec import ModelSpec, TableSpec
+from embertide.trainer.publish.importer.model import ImportOptions, import_model
 
 def peak_bytes():
     # Of this process's own memory; getrusage also remembers the process that it was forked from.

@@ -11,17 +11,17 @@ from killing import CACHE, Killed, train
 from serving import flip_byte
 
 from bench.snapshots import newest_files
-from embertide.trainer.checkpoint import checkpoint as checkpoints
-from embertide.trainer.checkpoint.checkpoint import CheckpointWriter, HarmedCheckpointError
-from embertide.trainer.checkpoint.increment import ChangedKeys
 from embertide.trainer.config import PruneConfig, PublishBudget, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.store import EmbeddingStore
-from embertide.trainer.forking import Fork
-from embertide.trainer.learner import Learner
-from embertide.trainer.loop import Trainer
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.run.checkpoint import checkpoint as checkpoints
+from embertide.trainer.run.checkpoint.checkpoint import CheckpointWriter, HarmedCheckpointError
+from embertide.trainer.run.checkpoint.increment import ChangedKeys
+from embertide.trainer.run.fork import Fork
+from embertide.trainer.run.loop import Trainer
 
 # Rows go and come back at every pass.
 PRUNE = PruneConfig(bytes=200_000, half_life=200, first=(20,), every=20, least=10)

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from embertide.trainer.__main__ import app
 from embertide.trainer.commands.inputs import check_model
 from embertide.trainer.commands.run_file import load
-from embertide.trainer.defaults import cadence, cadence_of_rows, most_versions
-from embertide.trainer.learner import Learner
+from embertide.trainer.model.learner import Learner
+from embertide.trainer.run.defaults import cadence, cadence_of_rows, most_versions
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 YEAR_S = 365 * 86_400

@@ -26,10 +26,10 @@ from embertide.trainer.data import open_events
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_model, news_rates
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.storage import Storage
+from embertide.trainer.run.loop import Trainer
 
 RUN = RunConfig(
     model=news_model(), optimizer=news_rates(), batch_size=24, publish_every_s=600, snapshot_every=4

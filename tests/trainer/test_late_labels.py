@@ -17,10 +17,10 @@ from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.labels import Decided, Waiting
 from embertide.trainer.data.merge import MergedSource
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_history, news_model, news_rates
-from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.loop import Trainer
+from embertide.trainer.run.progress import Progress
 
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
 LATE_S = 1800.0

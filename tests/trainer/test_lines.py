@@ -8,7 +8,7 @@ import pytest
 
 from embertide.trainer.commands.reports import json_log
 from embertide.trainer.data.base import DeadLetters
-from embertide.trainer.lines_file import LinesFile
+from embertide.trainer.data.lines_file import LinesFile
 
 FULL = Path("/dev/full")
 
@@ -16,7 +16,7 @@ FULL = Path("/dev/full")
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr("embertide.trainer.lines_file.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("embertide.trainer.data.lines_file.time.monotonic", lambda: now[0])
     return now
 
 

@@ -31,7 +31,7 @@ from embertide.trainer.config import (
 from embertide.trainer.data.bags import Bags
 from embertide.trainer.data.base import Batch
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.learner import Learner
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.publish.folder import Publication
 
 RATE = 20.0  # a step that is seen

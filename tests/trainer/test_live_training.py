@@ -29,10 +29,10 @@ from embertide.trainer.data.redis_stream import (
     RedisStreamSource,
     StreamConfig,
 )
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_model, news_rates
-from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.loop import Trainer
+from embertide.trainer.run.progress import Progress
 
 RUN = RunConfig(
     model=news_model(), optimizer=news_rates(), batch_size=24, publish_every_s=600, snapshot_every=4

@@ -18,26 +18,26 @@ from serving import flip_byte, wait_until
 
 from bench.snapshots import newest_files, snapshot_files
 from embertide import _store
-from embertide.trainer import resuming, versions
-from embertide.trainer.checkpoint import checkpoint as checkpoints
-from embertide.trainer.checkpoint import saver
-from embertide.trainer.checkpoint.checkpoint import (
-    CheckpointError,
-    CheckpointWriter,
-    HarmedCheckpointError,
-)
 from embertide.trainer.config import PruneConfig, RunConfig
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
-from embertide.trainer.learner import Learner
-from embertide.trainer.loop import Trainer
 from embertide.trainer.model.export import tensor_bytes
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.publisher import Outgoing, Publisher
 from embertide.trainer.publish.snapshot import SnapshotInfo, write_snapshot
-from embertide.trainer.versions import Versions
+from embertide.trainer.run import versions
+from embertide.trainer.run.checkpoint import checkpoint as checkpoints
+from embertide.trainer.run.checkpoint import saver
+from embertide.trainer.run.checkpoint.checkpoint import (
+    CheckpointError,
+    CheckpointWriter,
+    HarmedCheckpointError,
+)
+from embertide.trainer.run.loop import Trainer
+from embertide.trainer.run.versions import Versions
 
 # So few bytes that rows go and come back at every pass.
 PRUNE = PruneConfig(bytes=10_000, half_life=20, first=(3,), every=5, least=2)
@@ -270,7 +270,7 @@ def at_snapshot(number: int, act: Callable[[], None]) -> Iterator[None]:
         write_snapshot(path, info, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("embertide.trainer.checkpoint.saver.write_snapshot", write)
+        patched.setattr("embertide.trainer.run.checkpoint.saver.write_snapshot", write)
         yield
 
 
@@ -566,7 +566,7 @@ def test_a_changed_learning_rate_is_taken_when_allowed_and_remembered(
     names = ["optimizer.sparse_learning_rate", "optimizer.dense_learning_rate"]
     with pytest.raises(CheckpointError, match=f"--allow-change {names[0]}"):
         Trainer(run, fresh, program_cache=CACHE, allow_change=names[1:])
-    with caplog.at_level(logging.WARNING, logger=resuming.__name__):
+    with caplog.at_level(logging.WARNING, logger="embertide.trainer.run.resume"):
         trainer = Trainer(run, fresh, program_cache=CACHE, allow_change=names)
     assert f"{names[0]} changes from {old.sparse_learning_rate} to 0.02" in caplog.text
     assert [group["lr"] for group in trainer.learner.optimizer.param_groups] == [0.0005]

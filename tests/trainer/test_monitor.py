@@ -13,10 +13,10 @@ from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.eval.grouped import gauc
 from embertide.trainer.eval.metrics import summarise
 from embertide.trainer.eval.monitor import Monitor
-from embertide.trainer.learner import Learner, Prepared
-from embertide.trainer.loop import Trainer
+from embertide.trainer.model.learner import Learner, Prepared
 from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.loop import Trainer
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=100, users=60))

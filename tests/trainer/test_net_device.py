@@ -13,12 +13,11 @@ from embertide.trainer.config import NetDevice, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.eval.metrics import auc
-from embertide.trainer.learner import Learner
-from embertide.trainer.loop import Trainer
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.device import net_device
 from embertide.trainer.model.export import named_tensors
 from embertide.trainer.model.layers import Columns
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.presets import (
     news_counters,
     news_crossed,
@@ -27,6 +26,7 @@ from embertide.trainer.presets import (
     news_rates,
 )
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.loop import Trainer
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 STREAM = NewsConfig(hours=3, views_per_hour=800, users=500, new_items_per_hour=5)

@@ -14,7 +14,7 @@ from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.eval.metrics import auc
-from embertide.trainer.learner import Learner
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.presets import news_model, news_rates
 
 STREAM = NewsConfig(hours=6, views_per_hour=800, users=500, new_items_per_hour=5)

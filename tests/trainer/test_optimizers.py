@@ -24,9 +24,9 @@ from embertide.trainer.config import (
 )
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.store import EmbeddingStore
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_model
-from embertide.trainer.progress import Progress
+from embertide.trainer.run.loop import Trainer
+from embertide.trainer.run.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

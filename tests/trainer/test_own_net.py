@@ -23,12 +23,12 @@ from embertide.trainer.commands.run_file import load
 from embertide.trainer.config import DenseConfig, ModelConfig, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError, TrainerError
-from embertide.trainer.learner import Learner, NotFiniteError
-from embertide.trainer.loop import Trainer
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.layers import Columns
+from embertide.trainer.model.learner import Learner, NotFiniteError
 from embertide.trainer.presets import news_counters, news_history, news_model
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.loop import Trainer
 
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=40, new_items_per_hour=5))
 MODEL = dataclasses.replace(news_model(), net="own_net:Tower", net_arguments={"width": 8})

@@ -14,9 +14,9 @@ from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.eval import grouped, metrics
 from embertide.trainer.eval.metrics import Array
 from embertide.trainer.eval.paired import compare
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.loop import Trainer
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 

@@ -10,17 +10,17 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from embertide.trainer import former, presets
+from embertide.trainer import presets
 from embertide.trainer.commands import describe, train
 from embertide.trainer.commands.inputs import model_for, preset_for, rates_for
-from embertide.trainer.config import OptimizerConfig, RunConfig
+from embertide.trainer.config import OptimizerConfig, RunConfig, compatibility
 from embertide.trainer.data import base, open_events
 from embertide.trainer.data.base import EventSchema, FeatureColumn
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents, blocks
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.eval.metrics import Prequential
-from embertide.trainer.learner import Learner
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.presets import news_crossed, news_history, news_model, news_rates
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
@@ -74,7 +74,7 @@ def test_a_name_of_before_says_what_it_is_called_now() -> None:
         exec("from embertide.trainer.data.base import criteo_schema")
     for module in (presets, base):
         assert not hasattr(module, "never")
-    for name in former.CALLED.values():
+    for name in compatibility.CALLED.values():
         assert hasattr(base if name.endswith("schema") else presets, name)
 
 

@@ -15,7 +15,7 @@ from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError, TrainerError
 from embertide.trainer.lab import prune_search
 from embertide.trainer.lab.trials import Trial, measured
-from embertide.trainer.learner import Learner
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.presets import news_model
 
 

@@ -15,13 +15,13 @@ from embertide import _store
 from embertide.trainer.config import PruneConfig, PublishBudget, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.store import EmbeddingStore
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_model
-from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.image import PublishedImage
 from embertide.trainer.publish.snapshot import read_manifest
 from embertide.trainer.publish.snapshot_rows import read_buckets
+from embertide.trainer.run.loop import Trainer
+from embertide.trainer.run.progress import Progress
 
 # About a tenth of what this stream changes; small enough that rows wait at every version.
 BUDGET = PublishBudget(bytes_per_s=2, max_age_versions=6, image_bytes=64 << 20)

@@ -22,9 +22,9 @@ from rankjobs import train
 from rankpool import RankFailedError, RankPool, rank_pool
 
 from bench.snapshots import newest_files
-from embertide.trainer.checkpoint.checkpoint import is_complete
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import read_manifest
+from embertide.trainer.run.checkpoint.checkpoint import is_complete
 from embertide.trainer.sync import plan
 
 HOUR_S = 3600

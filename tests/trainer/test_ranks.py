@@ -36,8 +36,8 @@ from rankpool import RankFailedError, RankPool, rank_pool
 from bench.snapshots import newest_files
 from embertide.trainer.config import Codecs
 from embertide.trainer.embedding.store import EmbeddingStore
-from embertide.trainer.learner import Learner, part_of
 from embertide.trainer.model.dlrm import Dlrm
+from embertide.trainer.model.learner import Learner, part_of
 from embertide.trainer.publish.folder import Publication
 
 

@@ -23,7 +23,7 @@ from embertide.trainer.config import RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.presets import news_model
-from embertide.trainer.progress import Progress
+from embertide.trainer.run.progress import Progress
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 
@@ -307,9 +307,9 @@ def test_the_log_has_progress_and_messages_as_json_lines(
     with json_log(path) as log:
         log.progress.show(progress(auc=float("nan")))
         log.progress.show(progress())  # too soon
-        logging.getLogger("embertide.trainer.loop").info("resumed at event %d", 5)
-        logging.getLogger("embertide.trainer.loop").warning("the bus is away")
-    logging.getLogger("embertide.trainer.loop").info("nobody listens")
+        logging.getLogger("embertide.trainer.run.loop").info("resumed at event %d", 5)
+        logging.getLogger("embertide.trainer.run.loop").warning("the bus is away")
+    logging.getLogger("embertide.trainer.run.loop").info("nobody listens")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert all(line.pop("time").endswith("+00:00") for line in lines)
     assert lines[0]["progress"]["events"] == 1234

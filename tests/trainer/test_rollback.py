@@ -12,11 +12,9 @@ from killing import CACHE
 
 from embertide import _store
 from embertide.server.adapters.redis import RedisOptions, RedisServer
-from embertide.trainer.checkpoint.checkpoint import CheckpointError
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import Publication, PublicationError, VersionId
 from embertide.trainer.publish.promotion import (
@@ -38,6 +36,8 @@ from embertide.trainer.publish.snapshot import (
     schema_id,
     write_snapshot,
 )
+from embertide.trainer.run.checkpoint.checkpoint import CheckpointError
+from embertide.trainer.run.loop import Trainer
 
 MODEL = CONFIG.name
 EMPTY = SnapshotInfo.of(CONFIG, lineage=0, version=0, watermark_ms=0)

@@ -14,10 +14,10 @@ from embertide._common.room import RoomWatch, is_no_room, no_room
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.journal import Journal
-from embertide.trainer.loop import Trainer
 from embertide.trainer.model.export import ExportError
 from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import NoRoomError, Publication
+from embertide.trainer.run.loop import Trainer
 
 RUN = RunConfig(model=news_model(), batch_size=64, publish_every_s=600, snapshot_every=4)
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))

@@ -13,12 +13,12 @@ from killing import CACHE, Killed
 from shop import RUN, Shop
 
 from bench.snapshots import newest_files
-from embertide.trainer import aside
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.errors import TrainerError
-from embertide.trainer.loop import Trainer
-from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run import quarantine
+from embertide.trainer.run.loop import Trainer
+from embertide.trainer.run.progress import Progress
 
 # No dense feature is clipped, so that an absurd price reaches the net.
 BARE = tuple(dataclasses.replace(each, steps=(), missing=False) for each in RUN.model.dense)
@@ -156,7 +156,7 @@ def test_a_net_that_is_not_finite_is_not_published(folder: list[Publication]) ->
 def test_the_file_of_what_was_put_aside_has_a_bound(
     folder: list[Publication], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aside, "_MAX_BYTES", 2000)
+    monkeypatch.setattr(quarantine, "_MAX_BYTES", 2000)
     trainer = Trainer(PLAIN, folder[0], program_cache=CACHE)
     trainer.fit(Poisoned(BAD))
     stats = trainer.set_aside.stats

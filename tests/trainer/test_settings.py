@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from embertide.trainer.checkpoint import settings
-from embertide.trainer.checkpoint.settings import Difference, changed_from_default, differences
 from embertide.trainer.config import (
     BEFORE,
     FeatureConfig,
@@ -20,6 +18,8 @@ from embertide.trainer.config import (
     TableConfig,
 )
 from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.run.checkpoint import settings
+from embertide.trainer.run.checkpoint.settings import Difference, changed_from_default, differences
 
 MODEL = ModelConfig(
     name="news",

@@ -19,12 +19,12 @@ from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.config import RunConfig
 from embertide.trainer.errors import ConfigurationError, TrainerError
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_model
 from embertide.trainer.publish import sign
 from embertide.trainer.publish.bus import BusError
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.sign import KEPT_S, Place, SignOfLife, read_sign
+from embertide.trainer.run.loop import Trainer
 from embertide.v1 import control_pb2
 
 AT = Place(version=7, watermark_ms=1_700_000_000_000, learned_ms=5, events=900, unread=12)

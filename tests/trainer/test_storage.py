@@ -17,24 +17,24 @@ from buckets import S3, s3_server
 from killing import CACHE, Killed
 
 from bench.snapshots import newest_files
-from embertide.trainer.checkpoint import checkpoint as checkpoints
-from embertide.trainer.checkpoint import restoring
-from embertide.trainer.checkpoint.checkpoint import CheckpointError
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data import open_events
 from embertide.trainer.data.assemble import Chunk
 from embertide.trainer.data.base import EventSchema, FeatureColumn
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError, DataError
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_model
-from embertide.trainer.progress import Progress
 from embertide.trainer.publish import upload
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.mirror import Mirror, MixedError
 from embertide.trainer.publish.origin import FolderOrigin
 from embertide.trainer.publish.storage import DamagedError, Storage, StorageError
 from embertide.trainer.publish.upload import OvertakenError
+from embertide.trainer.run.checkpoint import checkpoint as checkpoints
+from embertide.trainer.run.checkpoint import restoring
+from embertide.trainer.run.checkpoint.checkpoint import CheckpointError
+from embertide.trainer.run.loop import Trainer
+from embertide.trainer.run.progress import Progress
 
 RUN = RunConfig(model=news_model(), batch_size=64, publish_every_s=600, snapshot_every=4)
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))

@@ -12,13 +12,13 @@ from bench.snapshots import newest_files
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.ahead import read_ahead
 from embertide.trainer.data.generator import NewsConfig, NewsSource
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_model
 from embertide.trainer.publish import upload
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.mirror import Mirror
 from embertide.trainer.publish.storage import Storage
-from embertide.trainer.threads import NoThreadError, Workers
+from embertide.trainer.publish.threads import NoThreadError, Workers
+from embertide.trainer.run.loop import Trainer
 
 RUN = RunConfig(model=news_model(), batch_size=64, publish_every_s=600, snapshot_every=4)
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))

@@ -26,7 +26,7 @@ from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.lab import transform_search
 from embertide.trainer.lab.dense_clusters import Description, clusters, describe
 from embertide.trainer.lab.transform_search import BLOCKS, Dense, OutOfBoundsError, Pipeline
-from embertide.trainer.learner import Learner, NotFiniteError
+from embertide.trainer.model.learner import Learner, NotFiniteError
 from embertide.trainer.presets import news_model
 
 PLAIN = (DenseConfig(name="price"), DenseConfig(name="size"))

@@ -19,13 +19,13 @@ from shop import DENSE, RUN, Shop, model
 from bench.criteo import criteo
 from bench.snapshots import snapshot_files
 from embertide import _store
-from embertide.trainer.checkpoint.checkpoint import CheckpointError
 from embertide.trainer.config import DenseConfig, DenseStep, RunConfig, SequenceConfig
-from embertide.trainer.learner import Learner
-from embertide.trainer.loop import Trainer
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.model.transforms import make_transforms
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import SnapshotError, read_manifest, read_transforms
+from embertide.trainer.run.checkpoint.checkpoint import CheckpointError
+from embertide.trainer.run.loop import Trainer
 
 STEPS: dict[str, tuple[DenseStep, ...]] = {
     "log1p": ("log1p",),

@@ -22,10 +22,10 @@ from embertide._store import StoreError
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError, TrainerError
-from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.lock import FolderLock, LockedError
+from embertide.trainer.run.loop import Trainer
 from embertide.trainer.sync import verdict
 from embertide.trainer.sync.channel import RankLostError
 from embertide.trainer.sync.supervisor import Supervisor

@@ -9,7 +9,7 @@ import torch
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import take
-from embertide.trainer.learner import Learner, NotFiniteError
+from embertide.trainer.model.learner import Learner, NotFiniteError
 from embertide.trainer.presets import news_model, news_rates
 
 BATCH = next(NewsSource(NewsConfig(hours=1)).batches(batch_size=64))

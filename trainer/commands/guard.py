@@ -74,9 +74,9 @@ def command(
     """
     from embertide.trainer.commands.inputs import open_run
     from embertide.trainer.data.history import for_requests
+    from embertide.trainer.eval.guard.guard import Guard, GuardConfig, NewestEvents
+    from embertide.trainer.eval.guard.judge import Limits
     from embertide.trainer.eval.served import ServedModel, ServedNodes
-    from embertide.trainer.guard.guard import Guard, GuardConfig, NewestEvents
-    from embertide.trainer.guard.judge import Limits
     from embertide.trainer.publish.folder import Publication
     from embertide.trainer.publish.publisher import promotion_record
     from embertide.trainer.publish.snapshot import read_manifest

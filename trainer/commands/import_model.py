@@ -9,9 +9,9 @@ import typer
 
 from embertide._common.reporting import report_errors
 from embertide._common.terminal import ProgressText, print_json, progress_bar, say
-from embertide.trainer.importer.model import ImportOptions, ImportReport, import_model
-from embertide.trainer.importer.sources import ModelImportError
-from embertide.trainer.importer.spec import ModelSpec, load_spec, parse_table
+from embertide.trainer.publish.importer.model import ImportOptions, ImportReport, import_model
+from embertide.trainer.publish.importer.sources import ModelImportError
+from embertide.trainer.publish.importer.spec import ModelSpec, load_spec, parse_table
 
 
 def _spec(

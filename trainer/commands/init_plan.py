@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embertide._common.quoting import check_name, shown, terminal_text, without_secrets
-from embertide.trainer import defaults
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import MAX_GROUP, EventSchema, EventTimes
 from embertide.trainer.data.clock import TimeFacts
@@ -34,6 +33,7 @@ from embertide.trainer.data.files import matching_files
 from embertide.trainer.data.guess import Asked, Guess, check_names, feature_name, guess
 from embertide.trainer.data.texts import Kind
 from embertide.trainer.errors import ConfigurationError, DataError
+from embertide.trainer.run import defaults
 
 MOST_SORTED_ROWS = 20_000_000
 """Rows that are sorted in memory."""

@@ -12,7 +12,7 @@ from embertide.trainer.data.base import EventSource
 from embertide.trainer.data.columns import Files, count_rows, survey_time
 from embertide.trainer.data.csv import TextFormat
 from embertide.trainer.data.files import matching_files
-from embertide.trainer.defaults import USUAL_CADENCE, Cadence, cadence, cadence_of_rows
+from embertide.trainer.run.defaults import USUAL_CADENCE, Cadence, cadence, cadence_of_rows
 
 Pace = Callable[[Cadence | None], Cadence]
 """Gives the cadence of a run from that of its checkpoint, if it has one."""

@@ -21,9 +21,9 @@ from embertide._common.terminal import say
 from embertide.trainer.commands.listening import METRICS_HOST
 from embertide.trainer.commands.metrics import PREFIX, counter_family, served
 from embertide.trainer.data.base import EventSource
+from embertide.trainer.data.lines_file import LinesFile
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.lines_file import LinesFile
-from embertide.trainer.progress import Progress
+from embertide.trainer.run.progress import Progress
 
 Show = Callable[[Progress], None]
 

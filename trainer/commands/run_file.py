@@ -21,9 +21,9 @@ from typing import Any
 from embertide._common.quoting import python_literal
 from embertide.trainer import config
 from embertide.trainer.config import RunConfig
+from embertide.trainer.config.user_objects import RUN_FILE
 from embertide.trainer.data.base import EventSchema, EventSource, EventTimes, FeatureColumn
 from embertide.trainer.errors import ConfigurationError, FinalError, TrainerError
-from embertide.trainer.named import RUN_FILE
 
 _COLUMNS = 100
 

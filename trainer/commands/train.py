@@ -267,11 +267,11 @@ def command(
     from embertide.trainer.commands import reports, result, run_file
     from embertide.trainer.commands.pace import pace_of
     from embertide.trainer.data.limit import ScoredGate
-    from embertide.trainer.forking import Fork
-    from embertide.trainer.loop import Trainer  # torch takes seconds: not for --help
-    from embertide.trainer.progress import Progress
     from embertide.trainer.publish.folder import Publication
     from embertide.trainer.publish.storage import Storage
+    from embertide.trainer.run.fork import Fork
+    from embertide.trainer.run.loop import Trainer  # torch takes seconds: not for --help
+    from embertide.trainer.run.progress import Progress
     from embertide.trainer.sync import verdict
     from embertide.trainer.sync.ranks import Ranks
 

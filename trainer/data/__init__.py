@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Mapping, Sequence
 
-from embertide.trainer import former
+from embertide.trainer.config import compatibility
 from embertide.trainer.data.assemble import ChunkedSource
 from embertide.trainer.data.base import (
     DeadLetters,
@@ -160,7 +160,9 @@ def _open_file(
         schema = schema or _recognise(path, text_columns(path, text))
         return CsvSource(path, schema, text, dead_letters=dead_letters)
     known = ", ".join(FORMATS)
-    raise ValueError(f"format {format!r} does not exist; use one of {known}{former.hint(format)}")
+    raise ValueError(
+        f"format {format!r} does not exist; use one of {known}{compatibility.hint(format)}"
+    )
 
 
 def format_found(path: str) -> str:

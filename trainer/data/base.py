@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embertide._common.quoting import shown
-from embertide.trainer import former
+from embertide.trainer.config import compatibility
 from embertide.trainer.data.bags import Bags
-from embertide.trainer.lines_file import LinesFile
+from embertide.trainer.data.lines_file import LinesFile
 
 MISSING_KEY = -1
 """Key of a null in an integer column; a null string has the key of the empty string instead."""
@@ -370,7 +370,7 @@ def known_schema(columns: Sequence[str]) -> EventSchema | None:
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        raise former.missing(__name__, name)
+        raise compatibility.missing(__name__, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.limit import blocks
-from embertide.trainer.learner import Learner
+from embertide.trainer.model.learner import Learner
 
 
 def learned(

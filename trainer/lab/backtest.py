@@ -22,8 +22,8 @@ from embertide.trainer.eval.metrics import DAY_HOURS, HOUR_MS, Array, day_name, 
 from embertide.trainer.eval.picture import write_picture
 from embertide.trainer.eval.published import PublishedModel
 from embertide.trainer.eval.scored import score_events
-from embertide.trainer.loop import Trainer
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.loop import Trainer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

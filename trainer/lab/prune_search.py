@@ -19,7 +19,7 @@ from embertide.trainer.data.history import with_columns
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.eval.learned import learned
 from embertide.trainer.eval.metrics import auc
-from embertide.trainer.learner import Learner
+from embertide.trainer.model.learner import Learner
 
 # Neighbours among the ratios that are tried are so far apart, at most.
 APART = 1.25

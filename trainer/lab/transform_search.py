@@ -33,7 +33,7 @@ from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.eval.learned import learned
 from embertide.trainer.eval.metrics import auc, log_loss
 from embertide.trainer.lab.dense_clusters import Description, describe
-from embertide.trainer.learner import Learner, NotFiniteError
+from embertide.trainer.model.learner import Learner, NotFiniteError
 
 BLOCKS = 20
 """Blocks of a part, in each of which a difference is measured."""

@@ -19,9 +19,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from embertide.trainer import named
+from embertide.trainer.config import user_objects
 from embertide.trainer.config.model import MAX_HEADS
-from embertide.trainer.importer.dense_folder import PROGRAM, TENSORS, write_description
 from embertide.trainer.model import one_sample
 from embertide.trainer.model.export import (
     ExportError,
@@ -31,6 +30,7 @@ from embertide.trainer.model.export import (
     tensor_bytes,
 )
 from embertide.trainer.model.quiet import quiet_torch
+from embertide.trainer.publish.importer.dense_folder import PROGRAM, TENSORS, write_description
 
 TOLERANCE = 1e-5
 """How far the package's scores may lie from the module's: the order of sums differs, no more."""
@@ -91,7 +91,7 @@ def load_module(target: str) -> nn.Module:
     Raises:
         ExportError: There is no such module or factory, it fails, or it gives no nn.Module.
     """
-    found = named.find(target, ExportError)
+    found = user_objects.find(target, ExportError)
     if isinstance(found, nn.Module):
         return found
     if not callable(found):

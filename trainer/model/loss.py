@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from embertide.trainer import named
-from embertide.trainer.config import RunConfig
+from embertide.trainer.config import RunConfig, user_objects
 from embertide.trainer.errors import ConfigurationError
 
 
@@ -24,7 +23,7 @@ class Loss:
 
     def __init__(self, run: RunConfig) -> None:
         """Find the function, and try it."""
-        self._each = None if run.loss == "bce" else named.find(run.loss)
+        self._each = None if run.loss == "bce" else user_objects.find(run.loss)
         self._outputs = run.model.outputs
         self._name = f"loss {run.loss!r}"
         weights = [head.weight for head in run.model.heads] or [1.0]

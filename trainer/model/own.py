@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from embertide.trainer import named
-from embertide.trainer.config import ModelConfig
+from embertide.trainer.config import ModelConfig, user_objects
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.model.export import ExportError, evaluating, named_tensors, on_cpu
 from embertide.trainer.model.foreign import (
@@ -34,7 +33,7 @@ def own_net(config: ModelConfig) -> nn.Module:
         ConfigurationError: It cannot be imported or made; it does not take what it is given, or
             gives other than one finite fp32 logit a sample; or nothing in it, or before it, learns.
     """
-    kind = named.find(config.net)
+    kind = user_objects.find(config.net)
     name = f"net {config.net!r}"
     try:
         net = kind(config, **config.net_arguments)

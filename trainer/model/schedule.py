@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from embertide.trainer import named
-from embertide.trainer.config import ScheduleConfig
+from embertide.trainer.config import ScheduleConfig, user_objects
 from embertide.trainer.errors import ConfigurationError
 
 
@@ -48,7 +47,7 @@ class Schedule:
             self._torch = self._made()
 
     def _made(self) -> Any:
-        kind, what = named.find(self._config.name), f"schedule {self._config.name!r}"
+        kind, what = user_objects.find(self._config.name), f"schedule {self._config.name!r}"
         try:
             made = kind(self._optimizer, **self._config.arguments)
             json.dumps(made.state_dict())

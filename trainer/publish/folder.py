@@ -5,7 +5,7 @@
     PUB/checkpoints/NUMBER-LINEAGE/  what the trainer goes on from (checkpoint.py)
     PUB/increments/NUMBER-LINEAGE/   the same, of what changed since a snapshot (increment.py)
     PUB/versions.jsonl               a line for every version, kept when its files are pruned
-    PUB/set-aside.jsonl              events that the trainer would not learn from (aside.py)
+    PUB/set-aside.jsonl              events that the trainer would not learn from (quarantine.py)
 
 The nodes' side is backend_cpp/bus/delta.h. Names ascend as versions do.
 """
@@ -30,8 +30,8 @@ from typing import NamedTuple
 from embertide import _store
 from embertide._common.room import is_no_room, no_room
 from embertide.trainer.errors import FinalError
+from embertide.trainer.publish.threads import Workers
 from embertide.trainer.sync.channel import ALONE, Channel, RankError
-from embertide.trainer.threads import Workers
 from embertide.v1 import update_pb2
 
 PARTITIONS = 64

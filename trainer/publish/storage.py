@@ -25,7 +25,7 @@ from embertide import _store
 from embertide._common.quoting import without_secrets
 from embertide.trainer.errors import ConfigurationError, TrainerError
 from embertide.trainer.publish.folder import VersionId
-from embertide.trainer.threads import Workers
+from embertide.trainer.publish.threads import Workers
 
 OPTIONS = "EMBERTIDE_STORAGE_OPTIONS"
 _AT_ONCE = 4  # objects on their way, each with at most `_PARTS` parts in memory

@@ -15,7 +15,7 @@ END_S = 5.0
 CHECK = """
 import json
 from pathlib import Path
-from embertide.trainer.checkpoint.checkpoint import load_newest
+from embertide.trainer.run.checkpoint.checkpoint import load_newest
 from embertide.trainer.publish.folder import Publication
 publication = Publication(Path('/publication/news'))
 saved = load_newest(publication).checkpoint

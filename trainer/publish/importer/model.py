@@ -15,11 +15,11 @@ from typing import Literal
 
 from embertide import _store
 from embertide.trainer.embedding.records import encode_rows, record_dtype, unstorable
-from embertide.trainer.importer.dense_folder import DenseFolder, read_dense_folder
-from embertide.trainer.importer.partition import Partition, Records, needed_bytes
-from embertide.trainer.importer.sources import ModelImportError, RowSource
-from embertide.trainer.importer.spec import ModelSpec, TableSpec
 from embertide.trainer.presets import bucket_bits
+from embertide.trainer.publish.importer.dense_folder import DenseFolder, read_dense_folder
+from embertide.trainer.publish.importer.partition import Partition, Records, needed_bytes
+from embertide.trainer.publish.importer.sources import ModelImportError, RowSource
+from embertide.trainer.publish.importer.spec import ModelSpec, TableSpec
 from embertide.trainer.publish.snapshot import DensePart, SnapshotInfo, write_snapshot
 
 Progress = Callable[[str, int, int], None]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embertide.trainer.data.keys import buckets_of
-from embertide.trainer.importer.sources import ModelImportError
+from embertide.trainer.publish.importer.sources import ModelImportError
 
 Records = NDArray[Any]
 

@@ -117,7 +117,7 @@ class Difference:
 
     @property
     def changes_the_model(self) -> bool:
-        """Whether a run can go on with it by carrying over what it has learned (forking.py)."""
+        """Whether a run can go on with it by carrying over what it has learned (run/fork.py)."""
         return (
             self.is_known
             and self.path != "model.name"

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from embertide.trainer.config import FeatureConfig, Pooling
-from embertide.trainer.importer.sources import (
+from embertide.trainer.publish.importer.sources import (
     FORMATS,
     Format,
     ModelImportError,

@@ -20,15 +20,15 @@ from typing import Self
 
 from embertide import _store
 from embertide._common.room import RoomWatch, is_no_room, no_room
-from embertide.trainer.checkpoint import checkpoint as checkpoints
-from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointWriter, UnwrittenError
-from embertide.trainer.checkpoint.increment import Increment, Keys
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.publish.folder import MANIFEST, Publication, VersionId
 from embertide.trainer.publish.promotion import PromotionRecord
 from embertide.trainer.publish.snapshot import PROGRAM, DensePart, SnapshotInfo, write_snapshot
+from embertide.trainer.publish.threads import NoThreadError, Workers
+from embertide.trainer.run.checkpoint import checkpoint as checkpoints
+from embertide.trainer.run.checkpoint.checkpoint import Checkpoint, CheckpointWriter, UnwrittenError
+from embertide.trainer.run.checkpoint.increment import Increment, Keys
 from embertide.trainer.sync.channel import ALONE, Channel
-from embertide.trainer.threads import NoThreadError, Workers
 
 _SAID_EVERY_S = 60.0
 

@@ -38,14 +38,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embertide import _store
-from embertide.trainer.checkpoint.increment import (
-    BrokenChainError,
-    ChainReader,
-    ChangedKeys,
-    Increment,
-    Keys,
-    overlaid,
-)
 from embertide.trainer.data.history import HistoryState
 from embertide.trainer.data.labels import WaitingState
 from embertide.trainer.embedding.store import EmbeddingStore
@@ -69,6 +61,14 @@ from embertide.trainer.publish.snapshot import (
     read_transforms,
 )
 from embertide.trainer.publish.snapshot_rows import read_buckets
+from embertide.trainer.run.checkpoint.increment import (
+    BrokenChainError,
+    ChainReader,
+    ChangedKeys,
+    Increment,
+    Keys,
+    overlaid,
+)
 from embertide.trainer.sync import plan
 from embertide.trainer.sync.channel import ALONE, Channel
 

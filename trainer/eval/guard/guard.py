@@ -14,9 +14,9 @@ import numpy as np
 
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.limit import take
+from embertide.trainer.eval.guard.finite import FiniteScan
+from embertide.trainer.eval.guard.judge import Limits, Side, Verdict, judge
 from embertide.trainer.eval.served import Answer, ServingError, VersionNotHeldError
-from embertide.trainer.guard.finite import FiniteScan
-from embertide.trainer.guard.judge import Limits, Side, Verdict, judge
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.promotion import (
     Promotion,

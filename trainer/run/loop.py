@@ -24,10 +24,6 @@ from numpy.typing import NDArray
 
 from embertide._common.background import healths
 from embertide._common.room import is_no_room, no_room
-from embertide.trainer.aside import SetAside
-from embertide.trainer.checkpoint.checkpoint import saved_settings
-from embertide.trainer.checkpoint.restoring import restore
-from embertide.trainer.checkpoint.settings import settings
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.ahead import read_ahead
 from embertide.trainer.data.base import Batch, EventSource
@@ -38,13 +34,10 @@ from embertide.trainer.data.labels import Decided, split
 from embertide.trainer.data.limit import blocks, where
 from embertide.trainer.data.sampling import is_kept, weighed
 from embertide.trainer.data.shared import SharedEvents
-from embertide.trainer.defaults import Cadence
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.forking import Fork
-from embertide.trainer.learner import NotFiniteError, Prepared
 from embertide.trainer.model.export import export_dense
+from embertide.trainer.model.learner import NotFiniteError, Prepared
 from embertide.trainer.model.own import check_program
-from embertide.trainer.progress import Progress, Teller, added_up
 from embertide.trainer.publish.folder import Publication, needing_room
 from embertide.trainer.publish.lock import FolderLock
 from embertide.trainer.publish.origin import FolderOrigin, without_user
@@ -52,12 +45,19 @@ from embertide.trainer.publish.promotion import PromotionRecord
 from embertide.trainer.publish.sign import Place, SignOfLife, refuse_another
 from embertide.trainer.publish.snapshot import keep_program
 from embertide.trainer.publish.storage import Storage
+from embertide.trainer.publish.threads import Workers
 from embertide.trainer.publish.upload import Uploader, UploadOptions
-from embertide.trainer.resuming import Resuming
+from embertide.trainer.run.checkpoint.checkpoint import saved_settings
+from embertide.trainer.run.checkpoint.restoring import restore
+from embertide.trainer.run.checkpoint.settings import settings
+from embertide.trainer.run.defaults import Cadence
+from embertide.trainer.run.fork import Fork
+from embertide.trainer.run.progress import Progress, Teller, added_up
+from embertide.trainer.run.quarantine import SetAside
+from embertide.trainer.run.resume import Resuming
+from embertide.trainer.run.versions import Versions
 from embertide.trainer.sync.channel import check_same
 from embertide.trainer.sync.ranks import Ranks
-from embertide.trainer.threads import Workers
-from embertide.trainer.versions import Versions
 
 # Counters of the store that say what it did not do.
 _DROPS = (

@@ -10,8 +10,8 @@ from typing import Any
 
 from embertide.trainer.data.bags import Bags
 from embertide.trainer.data.base import Batch
+from embertide.trainer.data.lines_file import LinesFile
 from embertide.trainer.errors import FinalError
-from embertide.trainer.lines_file import LinesFile
 
 _MAX_BYTES = 64 << 20
 """Of the file: what is put aside later is counted, and not kept."""

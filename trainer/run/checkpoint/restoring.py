@@ -7,8 +7,6 @@ import logging
 import shutil
 from typing import Any
 
-from embertide.trainer.checkpoint.checkpoint import CheckpointError
-from embertide.trainer.checkpoint.increment import Increment
 from embertide.trainer.data.journal import INPUTS, SILENCES, is_journal
 from embertide.trainer.publish.download import (
     arriving,
@@ -27,6 +25,8 @@ from embertide.trainer.publish.folder import (
 from embertide.trainer.publish.mirror import PROMOTED
 from embertide.trainer.publish.storage import DamagedError, Storage
 from embertide.trainer.publish.upload import Uploader
+from embertide.trainer.run.checkpoint.checkpoint import CheckpointError
+from embertide.trainer.run.checkpoint.increment import Increment
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from embertide import _store
-from embertide.trainer.importer.sources import ModelImportError
+from embertide.trainer.publish.importer.sources import ModelImportError
 from embertide.trainer.publish.snapshot import DensePart
 
 FORMAT = 1

@@ -17,15 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embertide import _store
-from embertide.trainer.checkpoint import checkpoint as checkpoints
-from embertide.trainer.checkpoint.checkpoint import Checkpoint
-from embertide.trainer.checkpoint.increment import (
-    ChangedKeys,
-    Increment,
-    at_keys,
-    increment_of,
-)
-from embertide.trainer.checkpoint.saver import BucketCopy, Saver, SaverOptions, SnapshotJob
 from embertide.trainer.data.base import EventSchema
 from embertide.trainer.data.journal import journal_lines
 from embertide.trainer.embedding.histories import put_histories
@@ -52,9 +43,18 @@ from embertide.trainer.publish.snapshot import (
     write_snapshot,
 )
 from embertide.trainer.publish.snapshot_rows import read_buckets
-from embertide.trainer.resuming import Beginning
+from embertide.trainer.publish.threads import Workers
+from embertide.trainer.run.checkpoint import checkpoint as checkpoints
+from embertide.trainer.run.checkpoint.checkpoint import Checkpoint
+from embertide.trainer.run.checkpoint.increment import (
+    ChangedKeys,
+    Increment,
+    at_keys,
+    increment_of,
+)
+from embertide.trainer.run.checkpoint.saver import BucketCopy, Saver, SaverOptions, SnapshotJob
+from embertide.trainer.run.resume import Beginning
 from embertide.trainer.sync.channel import Channel
-from embertide.trainer.threads import Workers
 
 log = logging.getLogger(__name__)
 

@@ -23,9 +23,6 @@ import torch
 from torch import nn
 
 from embertide import _store
-from embertide.trainer.checkpoint import checkpoint as checkpoints
-from embertide.trainer.checkpoint.checkpoint import CheckpointError, SavedCheckpoint
-from embertide.trainer.checkpoint.settings import parsed, settings
 from embertide.trainer.config import EvalConfig, ModelConfig, OptimizerConfig
 from embertide.trainer.data.labels import WaitingState
 from embertide.trainer.embedding.carry import Part, RowCarrier
@@ -36,7 +33,10 @@ from embertide.trainer.model.carry import axes_of, carry
 from embertide.trainer.model.transforms import fitted_columns
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import former_layouts
-from embertide.trainer.state import RunState
+from embertide.trainer.run.checkpoint import checkpoint as checkpoints
+from embertide.trainer.run.checkpoint.checkpoint import CheckpointError, SavedCheckpoint
+from embertide.trainer.run.checkpoint.settings import parsed, settings
+from embertide.trainer.run.state import RunState
 
 log = logging.getLogger(__name__)
 

@@ -5,18 +5,18 @@ from typing import Any
 
 import numpy as np
 
-from embertide.trainer.checkpoint.checkpoint import Checkpoint, SavedCheckpoint
-from embertide.trainer.checkpoint.settings import changed_from_default, settings
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.history import History
 from embertide.trainer.data.labels import Waiting
 from embertide.trainer.eval.heads import Heads
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.eval.monitor import Monitor
-from embertide.trainer.learner import Learner
+from embertide.trainer.model.learner import Learner
 from embertide.trainer.model.own import check_fit
 from embertide.trainer.publish.folder import VersionId
 from embertide.trainer.publish.snapshot import Layout
+from embertide.trainer.run.checkpoint.checkpoint import Checkpoint, SavedCheckpoint
+from embertide.trainer.run.checkpoint.settings import changed_from_default, settings
 from embertide.trainer.sync import plan
 from embertide.trainer.sync.plan import Ownership
 from embertide.trainer.sync.ranks import Ranks

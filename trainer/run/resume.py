@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embertide._common.quoting import terminal_text
-from embertide.trainer.checkpoint import checkpoint as checkpoints
-from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError, SavedCheckpoint
-from embertide.trainer.checkpoint.settings import check_allowed, differences, remember
 from embertide.trainer.config import RunConfig
-from embertide.trainer.forking import Fork, Forked, carry_over, fork
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.origin import FolderOrigin
 from embertide.trainer.publish.snapshot import read_manifest
-from embertide.trainer.state import RunState
+from embertide.trainer.run.checkpoint import checkpoint as checkpoints
+from embertide.trainer.run.checkpoint.checkpoint import Checkpoint, CheckpointError, SavedCheckpoint
+from embertide.trainer.run.checkpoint.settings import check_allowed, differences, remember
+from embertide.trainer.run.fork import Fork, Forked, carry_over, fork
+from embertide.trainer.run.state import RunState
 from embertide.trainer.sync import plan
 from embertide.trainer.sync.channel import Channel
 from embertide.trainer.sync.plan import Ownership
