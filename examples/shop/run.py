@@ -73,7 +73,7 @@ run = RunConfig(
             *(FeatureConfig(name=name, table=name) for name in ("item", "category")),
         ),
         dense=(DenseConfig(name="price", steps=("log1p", "standardise")),),
-        net="run_file:TwoTowers",
+        net=TwoTowers,
         net_arguments={"width": 32},
     ),
     # Nine of ten items shown are not clicked: a third of them is learned, each counting three.

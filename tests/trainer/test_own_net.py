@@ -17,17 +17,20 @@ from fp64 import batch_of, model
 from killing import train
 from own_net import Tower
 from torch import Tensor
+from torch.optim.lr_scheduler import ExponentialLR
 
 from bench.snapshots import newest_files
 from embertide.trainer.commands.run_file import load
-from embertide.trainer.config import DenseConfig, ModelConfig, RunConfig
+from embertide.trainer.config import DenseConfig, ModelConfig, RunConfig, ScheduleConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError, TrainerError
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.layers import Columns
 from embertide.trainer.model.learner import Learner, NotFiniteError
+from embertide.trainer.model.loss import Loss
 from embertide.trainer.presets import news_counters, news_history, news_model
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.checkpoint.settings import settings
 from embertide.trainer.run.loop import Trainer
 
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=40, new_items_per_hour=5))
@@ -159,7 +162,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no net": ({"net": "own_net:nothing"}, "gives a int; it must be an nn.Module"),
     "blind": ({"net": "own_net:Blind"}, "no gradient comes to the embeddings"),
     "shape": ({"net": "own_net:Double"}, r"gives shape \[1, 2\] for 1 samples; it must give one"),
-    "columns": ({"net": "own_net:Narrow"}, "forward failed .* shown 4, who 4, before 4: layers.C"),
+    "columns": (
+        {"net": "own_net:Narrow"},
+        "forward failed .* shown 4, who 4, before 4: embertide.nn.C",
+    ),
     "frozen": ({"net": "own_net:Frozen"}, "no parameter that learns"),
 }
 
@@ -173,7 +179,7 @@ def test_a_net_that_cannot_work_is_refused_by_name(
     config = dataclasses.replace(STEP.model, **changes)
     with pytest.raises(ConfigurationError, match=message) as raised:
         build_net(config)
-    assert config.net.partition(":")[0] in str(raised.value)
+    assert config.net_name.partition(":")[0] in str(raised.value)
 
 
 @pytest.mark.parametrize("value", [{"f": print}, {"x": (1, 2)}, {3: 4}, {"x": float("nan")}])
@@ -185,7 +191,7 @@ def test_arguments_that_a_checkpoint_cannot_keep_are_refused(value: dict[Any, An
 
 
 def test_counters_need_columns() -> None:
-    with pytest.raises(ConfigurationError, match=r"counters, for layers.Columns: make one"):
+    with pytest.raises(ConfigurationError, match=r"counters, for embertide.nn.Columns: make one"):
         build_net(dataclasses.replace(news_counters(), net="own_net:Plain", sequences=()))
 
 
@@ -270,6 +276,48 @@ def test_a_class_of_the_runs_file_is_the_net(tmp_path: Path) -> None:
     assert net.first.out_features == 5
     # Another process, or a run that goes on, finds it by the same name.
     assert type(build_net(load(path).run.model)).__qualname__ == "Mine"
+
+
+def no_mean(logits: Tensor, labels: Tensor) -> Tensor:
+    return (logits - labels) ** 2
+
+
+def test_a_class_is_kept_as_the_text_that_it_was(tmp_path: Path) -> None:
+    given = dataclasses.replace(MODEL, net=Tower)
+    assert given == MODEL
+    assert hash(given) == hash(MODEL)
+    assert settings(dataclasses.replace(RUN, model=given)) == settings(RUN)
+    run = dataclasses.replace(RUN, loss=no_mean)
+    assert run.loss == f"{__name__}:no_mean"
+    rate = ScheduleConfig(name=ExponentialLR, arguments={"gamma": 0.9})
+    assert rate.name == "torch.optim.lr_scheduler:ExponentialLR"
+    # Of the run's file, as files and checkpoints of earlier builds name it.
+    text = (
+        "import dataclasses\n"
+        "from own_net import Tower\n"
+        "from embertide.config import RunConfig, news_model\n\n"
+        "class Mine(Tower): pass\n\n"
+        "def close(logits, labels): return (logits - labels) ** 2\n\n"
+        "run = RunConfig(model=dataclasses.replace(news_model(), net={net}), loss={loss})\n"
+    )
+    runs = []
+    for net, loss in (("Mine", "close"), ("'run_file:Mine'", "'run_file:close'")):
+        (tmp_path / "run.py").write_text(text.format(net=net, loss=loss))
+        runs.append(load(tmp_path / "run.py").run)
+        assert type(build_net(runs[-1].model)).__name__ == "Mine"
+        Loss(runs[-1])
+    assert runs[0] == runs[1]
+
+
+def test_what_no_run_could_find_again_is_refused() -> None:
+    class Inner(Tower):
+        pass
+
+    for made in (Inner, lambda logits, labels: logits):
+        with pytest.raises(ValueError, match=r"no name that a run could find it by when it goes"):
+            dataclasses.replace(RUN, loss=made)
+    with pytest.raises(ValueError, match=r"net is <class .*Inner'>, which has no name"):
+        dataclasses.replace(MODEL, net=Inner)
 
 
 def test_the_run_of_the_page_is_one(tmp_path: Path) -> None:

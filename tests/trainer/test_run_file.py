@@ -1,7 +1,9 @@
 """A run's file: what it defines, what is wrong with it and where, and the file of all defaults."""
 
 import dataclasses
+import inspect
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,27 @@ def test_what_is_wrong_is_named_with_file_and_line(tmp_path: Path, text: str, me
         load(path)
     with pytest.raises(ConfigurationError, match="there is no such file"):
         load(tmp_path / "gone.py")
+
+
+def test_it_is_imported_as_the_module_that_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a-b c.py"  # no name of a module
+    path.write_text(
+        HEAD + "import inspect\nclass Mine: pass\nrun = RunConfig(model=news_model())\n"
+    )
+    load(path)
+    module = sys.modules["run_file"]
+    assert module.__file__ == str(path)
+    assert module.__spec__ is not None
+    assert inspect.getsource(module.Mine) == "class Mine: pass\n"
+    # One of the same length within the same second is no other's code, and nothing lies beside it.
+    path.write_text(path.read_text().replace("Mine", "Ours"))
+    load(path)
+    assert sys.modules["run_file"].Ours.__module__ == "run_file"
+    assert list(tmp_path.iterdir()) == [path]
+    path.write_text("x = 1 / 0\n")
+    with pytest.raises(ConfigurationError, match="py:1: ZeroDivisionError"):
+        load(path)
+    assert "run_file" not in sys.modules
 
 
 @pytest.mark.parametrize("name", ["TrainerError('away')", "DataError('a.csv', 'is gone')"])

@@ -8,6 +8,8 @@ The other way, `explained` writes the file of a run with every setting and what 
 
 import ast
 import dataclasses
+import importlib.machinery
+import importlib.util
 import inspect
 import re
 import sys
@@ -51,10 +53,17 @@ class RunFile:
         return self.source.schema
 
 
-def load(path: Path) -> RunFile:
-    """Execute a run's file, as the module `run_file`: the net and the loss may be defined there.
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Compiles a file each time: Python's cache tells files by their second, and lies beside."""
 
-    What lies beside it can be imported.
+    def get_code(self, fullname: str) -> types.CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def load(path: Path) -> RunFile:
+    """Import a run's file as the module `run_file`: the net and the loss may be defined there.
+
+    What lies beside it can be imported. A file that fails leaves no module.
 
     Raises:
         ConfigurationError: It is not there, fails, or defines no run; the message names the line.
@@ -62,15 +71,18 @@ def load(path: Path) -> RunFile:
     """
     if not path.is_file():
         raise ConfigurationError(f"{path}: there is no such file; --print-config writes one")
-    module = types.ModuleType(RUN_FILE)
-    module.__file__ = str(path)
-    sys.modules[RUN_FILE] = module
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
+    loader = _Loader(RUN_FILE, str(path))
+    spec = importlib.util.spec_from_loader(RUN_FILE, loader)
+    assert spec is not None, "a loader of files says where its file is"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[RUN_FILE] = module
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+        loader.exec_module(module)
     except Exception as error:
+        del sys.modules[RUN_FILE]
         kind: type[TrainerError] = ConfigurationError
         if isinstance(error, TrainerError) and not isinstance(error, ConfigurationError):
             kind = FinalError if error.final else TrainerError

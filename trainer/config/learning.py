@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from embertide.trainer.config.model import check_plain
+from embertide.trainer.config.user_objects import name_of
 
 Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd", "rowwise_adam"]  # of rows
 Utility = Literal["fisher", "squares", "norms", "accesses"]  # of rows and their chunks
@@ -24,8 +25,8 @@ class ScheduleConfig:
     Attributes:
         name: "warmup_cosine": a linear rise over `warmup_steps`, then half a cosine down to
             `factor` at `steps`, where it stays. "step": times `factor` after every `steps`. Or a
-            class like those of torch.optim.lr_scheduler, as
-            "torch.optim.lr_scheduler:ExponentialLR".
+            class like those of torch.optim.lr_scheduler. It is kept as text, as
+            "torch.optim.lr_scheduler:ExponentialLR", which may also be given.
         warmup_steps: Steps of the rise.
         steps: See `name`; a step is a batch that was learned.
         factor: A share of `dense_learning_rate`.
@@ -33,7 +34,7 @@ class ScheduleConfig:
             `dense_learning_rate`: the optimizer that it gets has a rate of 1.
     """
 
-    name: str
+    name: str | type
     warmup_steps: int = 0
     steps: int = 0
     factor: float = 0.0
@@ -41,9 +42,11 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         """Refuse what says no rate."""
-        if self.name not in SCHEDULES and ":" not in self.name:
+        name = name_of("schedule", self.name)
+        object.__setattr__(self, "name", name)
+        if name not in SCHEDULES and ":" not in name:
             raise ValueError(
-                f"schedule {self.name!r}; use one of {', '.join(SCHEDULES)}, or a class as"
+                f"schedule {name!r}; use one of {', '.join(SCHEDULES)}, or a class as"
                 " torch.optim.lr_scheduler:ExponentialLR"
             )
         check_plain(f"schedule {self.name!r}: arguments", self.arguments)

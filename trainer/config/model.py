@@ -12,6 +12,7 @@ from embertide.trainer.config.tables import (
     SequenceConfig,
     TableConfig,
 )
+from embertide.trainer.config.user_objects import name_of
 
 NETS = ("dlrm", "dcn_v2", "deepfm", "history")
 """Those of ours."""
@@ -62,8 +63,9 @@ class ModelConfig:
         features: The sparse features, in the order of KEYS' columns.
         sequences: For the net "history", which needs one, or a net of your own.
         dense: The model's own dense features, in the order of DENSE's columns.
-        net: "dlrm", "dcn_v2", "deepfm" or "history"; or a class of your own, an nn.Module, as
-            "package.module:Class", of the run's file as "run_file:Class" (docs/training.md).
+        net: "dlrm", "dcn_v2", "deepfm" or "history"; or a class of your own, an nn.Module
+            (docs/training.md). It is kept as text, "package.module:Class", which may also be given;
+            the module of a run's file is "run_file".
         net_arguments: What your class is called with beside the model: names and plain data, as
             JSON has it.
         heads: Tasks, for each of which the net gives a logit: the events' labels, in their order.
@@ -83,7 +85,7 @@ class ModelConfig:
     features: tuple[FeatureConfig, ...]
     sequences: tuple[SequenceConfig, ...] = ()
     dense: tuple[DenseConfig, ...] = ()
-    net: str = "dlrm"
+    net: str | type = "dlrm"
     net_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     heads: tuple[HeadConfig, ...] = ()
     bottom_mlp: tuple[int, ...] = ()
@@ -95,6 +97,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Refuse columns without a table, repeated names, and nets that lack what they need."""
+        object.__setattr__(self, "net", name_of("net", self.net))
         if not self.features:
             raise ValueError(f"model {self.name!r} has no feature")
         tables, names, dense = (
@@ -164,10 +167,11 @@ class ModelConfig:
                     )
 
     def _check_net(self) -> None:
-        if self.net not in NETS and ":" not in self.net:
+        if self.net not in NETS and ":" not in self.net_name:
             raise ValueError(
                 f"there is no net {self.net!r}; use one of {', '.join(NETS)}, or a class of your"
-                " own as package.module:Class, or run_file:Class if the run's file has it"
+                " own: net=Tower, or as text package.module:Class, which is run_file:Class if the"
+                " run's file has it"
             )
         self._check_arguments()
         if not self.is_own_net and (self.net == "history") != bool(self.sequences):
@@ -206,6 +210,11 @@ class ModelConfig:
                 f"model {self.name!r}: net 'deepfm' has one output, for {len(names)} heads; use"
                 " another net, or one of your own"
             )
+
+    @property
+    def net_name(self) -> str:
+        """The net as text."""
+        return name_of("net", self.net)
 
     @property
     def is_own_net(self) -> bool:

@@ -1,12 +1,14 @@
 """A run: a model, how it learns, what it publishes, and what it may take of the machine."""
 
 import dataclasses
-from typing import Literal, get_args
+from collections.abc import Callable
+from typing import Any, Literal, get_args
 
 from embertide.trainer.config.evaluation import EvalConfig
 from embertide.trainer.config.labels import LabelJoin
 from embertide.trainer.config.learning import OptimizerConfig, PruneConfig
 from embertide.trainer.config.model import ModelConfig
+from embertide.trainer.config.user_objects import name_of
 
 NetDtype = Literal["fp32", "bf16", "bf16_emulated"]
 NetDevice = Literal["auto", "cpu", "cuda"]
@@ -74,8 +76,8 @@ class RunConfig:
         seed: Of the net and of new rows.
         batch_size: Events of a step, at least: a group of one time is never split. Small batches
             learn more from each event, large ones go faster.
-        loss: "bce", the cross entropy of logits; or a function of your own, "package.module:name"
-            (docs/training.md).
+        loss: "bce", the cross entropy of logits; or a function of your own (docs/training.md). It
+            is kept as text, "package.module:name", which may also be given.
         net_parts: A batch goes through the net in so many parts, whose gradients add up before the
             one step: a large batch then takes the memory of a part.
         net_dtype: What the dense net multiplies in while it learns: "fp32", or "bf16", which is
@@ -126,7 +128,7 @@ class RunConfig:
     negative_rate: float = 1.0
     seed: int = 1
     batch_size: int = 256
-    loss: str = "bce"
+    loss: str | Callable[..., Any] = "bce"
     net_parts: int = 1
     net_dtype: NetDtype = "fp32"
     net_device: NetDevice = "auto"
@@ -152,6 +154,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Refuse counts below one."""
+        object.__setattr__(self, "loss", name_of("loss", self.loss))
         counts = ("batch_size", "threads", "publish_every_s", "snapshot_every", "keep_snapshots")
         for name in (
             *counts,
@@ -175,9 +178,10 @@ class RunConfig:
                 f"the model has {self.model.outputs} heads; labels that come late and negative_rate"
                 " are for a model of one"
             )
-        if self.loss != "bce" and ":" not in self.loss:
+        if self.loss != "bce" and ":" not in self.loss_name:
             raise ValueError(
-                f"loss is {self.loss!r}; use 'bce', or a function of yours as package.module:name"
+                f"loss is {self.loss!r}; use 'bce', or a function of yours: itself, or as text"
+                " package.module:name"
             )
         if self.net_dtype not in get_args(NetDtype):
             raise ValueError(f"net_dtype is {self.net_dtype!r}; use one of {get_args(NetDtype)}")
@@ -195,3 +199,8 @@ class RunConfig:
         self.evaluation.check({each.name: each.keys for each in self.model.features})
         if self.ahead_bytes < 0:
             raise ValueError(f"ahead_bytes is {self.ahead_bytes}; 0 reads between steps")
+
+    @property
+    def loss_name(self) -> str:
+        """The loss as text."""
+        return name_of("loss", self.loss)

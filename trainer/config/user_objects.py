@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,27 @@ from embertide.trainer.errors import ConfigurationError, TrainerError
 
 RUN_FILE = "run_file"
 """The module that a run's file is while it is loaded: `run_file:Tower` is its class Tower."""
+
+
+def name_of(what: str, given: str | Callable[..., Any]) -> str:
+    """Return the text that a checkpoint keeps of a class or function: what `find` finds it by.
+
+    Args:
+        what: The setting, for the message.
+        given: The object, or that text, which is returned as it is.
+
+    Raises:
+        ValueError: Nothing finds it by a name, as it was made within a function.
+    """
+    if isinstance(given, str):
+        return given
+    module, name = (getattr(given, each, "") for each in ("__module__", "__qualname__"))
+    if not (module and name) or "<" in name:
+        raise ValueError(
+            f"{what} is {given!r}, which has no name that a run could find it by when it goes on;"
+            " define it at the top level of a module or of the run's file"
+        )
+    return f"{module}:{name}"
 
 
 def find(target: str, refusal: type[TrainerError] = ConfigurationError) -> Any:

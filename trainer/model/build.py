@@ -21,4 +21,4 @@ def build_net(config: ModelConfig) -> nn.Module:
     """
     if config.is_own_net:
         return own_net(config)
-    return _NETS[config.net](config)
+    return _NETS[config.net_name](config)

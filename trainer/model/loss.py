@@ -23,7 +23,7 @@ class Loss:
 
     def __init__(self, run: RunConfig) -> None:
         """Find the function, and try it."""
-        self._each = None if run.loss == "bce" else user_objects.find(run.loss)
+        self._each = None if run.loss == "bce" else user_objects.find(run.loss_name)
         self._outputs = run.model.outputs
         self._name = f"loss {run.loss!r}"
         weights = [head.weight for head in run.model.heads] or [1.0]

@@ -33,7 +33,7 @@ def own_net(config: ModelConfig) -> nn.Module:
         ConfigurationError: It cannot be imported or made; it does not take what it is given, or
             gives other than one finite fp32 logit a sample; or nothing in it, or before it, learns.
     """
-    kind = user_objects.find(config.net)
+    kind = user_objects.find(config.net_name)
     name = f"net {config.net!r}"
     try:
         net = kind(config, **config.net_arguments)
@@ -110,7 +110,7 @@ def _hint(config: ModelConfig) -> str:
     return (
         f"dense has {config.dense_columns} columns; embeddings have, side by side, "
         + ", ".join(f"{name} {width}" for name, width in widths)
-        + ": layers.Columns(model) says where each lies"
+        + ": embertide.nn.Columns(model) says where each lies"
     )
 
 
@@ -148,6 +148,6 @@ def _check_columns(name: str, net: nn.Module, config: ModelConfig) -> None:
     if (counted or learned) and not any(isinstance(each, Columns) for each in net.modules()):
         raise ConfigurationError(
             f"{name}: the model has {'counters' if counted else 'learned defaults'}, for"
-            " layers.Columns: make one, self.columns = Columns(model), and begin forward with"
+            " embertide.nn.Columns: make one, self.columns = Columns(model), and begin forward with"
             " dense, embeddings = self.columns(dense, embeddings)"
         )

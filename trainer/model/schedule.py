@@ -47,7 +47,8 @@ class Schedule:
             self._torch = self._made()
 
     def _made(self) -> Any:
-        kind, what = user_objects.find(self._config.name), f"schedule {self._config.name!r}"
+        name = user_objects.name_of("schedule", self._config.name)
+        kind, what = user_objects.find(name), f"schedule {name!r}"
         try:
             made = kind(self._optimizer, **self._config.arguments)
             json.dumps(made.state_dict())
@@ -62,7 +63,7 @@ class Schedule:
     def factor(self) -> float:
         """What the rate of the next step is multiplied by."""
         if self._torch is None:
-            return _OURS[self._config.name](self._config, self._steps)
+            return _OURS[str(self._config.name)](self._config, self._steps)
         return float(self._optimizer.param_groups[0]["lr"])
 
     def step(self) -> None:
