@@ -39,6 +39,7 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 RUN_BY = {
     "README.md": "tests/client/test_client_page.py",
     "docs/client.md": "tests/client/test_client_page.py",
+    "docs/extending.md": "tests/trainer/test_extending_page.py",
     "docs/howto.md": "tests/docs/test_howto.py",
     "docs/library.md": "tests/trainer/test_library_page.py",
     "docs/torchrec.md": "tests/trainer/test_torchrec_page.py",
