@@ -45,7 +45,7 @@ def _names(paths: list[Path]) -> list[str]:
 
 def test_the_top_level_is_known() -> None:
     folders = {name.split("/")[0] for name in _names(FILES) if "/" in name}
-    assert folders == TOP_LEVEL
+    assert folders == TOP_LEVEL, f"folders that are not known, or gone: {folders ^ TOP_LEVEL}"
 
 
 def test_code_says_what_it_is_and_stays_readable() -> None:
@@ -63,8 +63,8 @@ def test_code_says_what_it_is_and_stays_readable() -> None:
 def test_nothing_unfinished_is_hidden() -> None:
     # Spelled in two parts, so that this file passes its own test.
     unfinished = re.compile("|".join(["FIX" + "ME", "TO" + "DO", "XX" + "X"]))
-    found = [path for path in CODE if unfinished.search(path.read_text())]
-    assert not _names(found)
+    found = _names([path for path in CODE if unfinished.search(path.read_text())])
+    assert not found, f"unfinished work belongs into an issue: {found}"
 
 
 def test_no_message_tells_to_delete_what_can_still_be_used() -> None:
@@ -73,14 +73,14 @@ def test_no_message_tells_to_delete_what_can_still_be_used() -> None:
         '"[^"\n]*(empty (fol' + "der|directory)|or rem" + "ove it|del" + "ete (it|the))"
     )
     product = [path for path in CODE if {"trainer", "server", "backend_cpp"} & {*path.parts}]
-    assert not [
-        name for path in product for name in _names([path]) if text.search(path.read_text())
-    ]
+    found = _names([path for path in product if text.search(path.read_text())])
+    assert not found, f"a message tells to delete what can still be used: {found}"
 
 
 def test_no_file_is_named_for_nothing() -> None:
     vague = re.compile(r"(^|_)(utils?|helpers?|managers?|misc)\.")
-    assert not [name for name in _names(FILES) if vague.search(Path(name).name)]
+    found = [name for name in _names(FILES) if vague.search(Path(name).name)]
+    assert not found, f"a file's name says nothing of it: {found}"
 
 
 def test_packages_import_one_way() -> None:
@@ -93,15 +93,23 @@ def test_packages_import_one_way() -> None:
         ("library/_common", "embertide.server"),
         ("library/_common", "embertide.trainer"),
     )
+    faults = []
     for package, other in never:
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
-                names: list[str] = []
-                if isinstance(node, ast.Import):
-                    names = [alias.name for alias in node.names]
-                elif isinstance(node, ast.ImportFrom):
-                    names = [node.module or ""]
-                assert not [n for n in names if n.startswith(other)], path
+                if not isinstance(node, ast.Import | ast.ImportFrom):
+                    continue
+                names = (
+                    [alias.name for alias in node.names]
+                    if isinstance(node, ast.Import)
+                    else [node.module or ""]
+                )
+                faults += [
+                    f"{path.relative_to(ROOT)}:{node.lineno} imports {name}"
+                    for name in names
+                    if name.startswith(other)
+                ]
+    assert not faults, "\n".join(faults)
 
 
 # How a terminal is written to past embertide._common.terminal, which shows names as data.
@@ -125,7 +133,8 @@ def test_what_is_printed_is_shown_as_data() -> None:
         if name.split("/")[0] in ("trainer", "server", "library") and name not in PRINTERS
         for found in PRINTING.finditer(_code(path))
     ]
-    assert not past, "use say, print_json, Table and show_table of embertide._common.terminal"
+    remedy = "use say, print_json, Table and show_table of embertide._common.terminal"
+    assert not past, "\n".join([*past, remedy])
 
 
 def _code(path: Path) -> str:
@@ -142,7 +151,10 @@ class _Bare(ast.NodeTransformer):
 
 
 def test_only_the_triton_folder_knows_triton() -> None:
-    for path in CODE:
-        parts = path.relative_to(ROOT).parts
-        if path.suffix in {".cc", ".h"} and parts[0] == "backend_cpp" and parts[1] != "triton":
-            assert "TRITONBACKEND_" not in path.read_text(), path
+    faults = [
+        name
+        for path, name in zip(CODE, _names(CODE), strict=True)
+        if name.startswith("backend_cpp/") and path.suffix in {".cc", ".h"}
+        if not name.startswith("backend_cpp/triton/") and "TRITONBACKEND_" in path.read_text()
+    ]
+    assert not faults, f"TRITONBACKEND_ outside backend_cpp/triton: {faults}"
