@@ -144,7 +144,7 @@ bench-checkpoints: dev ## how long a checkpoint holds up training; DATA=clicks.p
 	$(BIN)/python -m bench.checkpoints $(if $(DATA),--data "$(DATA)") $(if $(EVENTS),--events $(EVENTS))
 
 bench-model: dev cpp build/.torchrec ## a model's life: nets of one's own, changes, late labels, TorchRec; with DATA=clicks.parquet a feature that comes and goes; half an hour
-	$(BIN)/python -m bench.model $(if $(DATA),&& $(BIN)/python -m bench.change --data "$(DATA)")
+	$(BIN)/python -m bench.held model $(if $(DATA),&& $(BIN)/python -m bench.change --data "$(DATA)")
 
 bench-generality: dev cpp ## defaults over twelve kinds of data against a tuned factorisation machine; SETS="ads bank", QUICK=1, FILES="a.csv" for files of yours; runs are resumed; half an hour
 	$(BIN)/python -m bench.generality $(SETS) $(if $(QUICK),--quick) $(foreach f,$(FILES),--file "$(f)")
@@ -156,7 +156,7 @@ bench-remote: dev cpp ## lookups that ask another node for half of the keys
 	$(BIN)/python -m bench.remote
 
 bench-security: dev cpp ## who gets in, credentials replaced under traffic, how a node ends
-	$(BIN)/python -m bench.security
+	$(BIN)/python -m bench.held security
 
 bench-edges: dev cpp build/.moto build/.kafka ## files, callers, strangers, full disks, restarts from outside; PARTS="files callers" for some
 	$(BIN)/python -m bench.edges $(PARTS)
@@ -213,8 +213,8 @@ bench-train: dev $(if $(filter speed,$(PARTS)),build/.peers) ## quality of train
 bench-transforms: dev ## transforms that a search finds on planted data, and with CRITEO=criteo.parquet on ads; trials are resumed; half an hour
 	$(BIN)/python -m bench.transform_search $(if $(CRITEO),--criteo "$(CRITEO)")
 
-bench-ranks: dev cpp build/.torchrec ## one run of many ranks: against TorchRec and one process, over a wire, quality, kills, pods; PARTS=speed,schedule, DATA=clicks.parquet; alone on the machine
-	$(BIN)/python -m bench.ranks $(if $(DATA),--data "$(DATA)") $(if $(PARTS),--parts $(PARTS))
+bench-ranks: dev cpp build/.torchrec ## one run of many ranks: against TorchRec and one process, over a wire, quality, kills, pods; PARTS="speed wire", DATA=clicks.parquet; alone on the machine
+	$(BIN)/python -m bench.ranks $(PARTS) $(if $(DATA),--data "$(DATA)")
 
 perf-check: dev cpp ## perf_analyzer drives lookup and ranking by gRPC and HTTP
 	$(BIN)/python -m bench.perf_check

@@ -1,12 +1,47 @@
-"""Claims that tests hold: whether they pass, as a row of the report."""
+"""Claims that the project's tests hold: `python -m bench.held PART ...`.
 
+`model` is a model's life: what a feature costs that comes later is a row of `bench.change`, what
+late labels cost one of `python -m bench.train labels`. `security` is what keeps strangers out: what
+TLS costs is a row of `bench.remote`.
+"""
+
+import functools
 import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 
-from bench import report
-from bench.servers import BenchError
-from bench.tests import run_tests
+from bench import parts, report
+from bench.servers import ROOT, BenchError
 
 _SAID = re.compile(r"^(?:(\d+) failed, )?(\d+) passed", re.MULTILINE)
+# `-m pytest` would add the root to the path.
+_PYTEST = (sys.executable, "-c", "import pytest, sys; sys.exit(pytest.main())", "-q")
+# By part: case, tests, the words that choose them, claim.
+CLAIMS = {
+    "model": (
+        ("a net of one's own, killed, ends alike", "e2e/test_killed_training.py", "own", "22.3"),
+        ("a net of one's own is served", "e2e/test_net_serving.py", "own and scores", "22.3"),
+        ("another schema under traffic", "e2e/test_schema_switch.py", "test_", "22.4"),
+        ("a change keeps scores", "trainer/test_forking.py", "change or comes", "22.4"),
+        ("late labels learned once", "e2e/test_killed_training.py", "late", "22.5"),
+        ("1,000 steps as TorchRec's", "trainer/test_torchrec_page.py", "test_", "22.7"),
+        ("every page: snippets, links, messages, words", "docs", "test_", "22.8"),
+    ),
+    "security": (
+        ("nobody gets in whom no page names", "e2e/test_who_gets_in.py", "test_", "21.1"),
+        ("Triton's doors ask for a key", "e2e/test_doors.py", "test_", "21.1"),
+        ("credentials replaced under traffic", "e2e/test_rotation.py", "test_", "21.3"),
+        ("a node ends soon, whoever is connected", "e2e/test_ends.py", "test_", "21.6"),
+    ),
+}
+
+
+def run_tests(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run pytest with these arguments, quietly; what it prints is in the result."""
+    return subprocess.run(
+        [*_PYTEST, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
 
 def held(case: str, tests: str, chosen: str, *, claim: str) -> report.Row:
@@ -24,3 +59,13 @@ def held(case: str, tests: str, chosen: str, *, claim: str) -> report.Row:
     return report.measure(
         name, [float(done.returncode == 0)], better="higher", target=1, claim=claim
     )
+
+
+def _rows(claims: Sequence[tuple[str, str, str, str]], _: object) -> Iterator[report.Row]:
+    for case, tests, chosen, claim in claims:
+        yield held(case, f"tests/{tests}", chosen, claim=claim)
+
+
+if __name__ == "__main__":
+    every = {part: functools.partial(_rows, claims) for part, claims in CLAIMS.items()}
+    sys.exit(parts.main("bench.held", "Held by tests", every, __doc__))

@@ -6,6 +6,7 @@ sends; the benchmark makes larger ones under `build/bench`.
 Shapes: N samples, F features, L keys a bag.
 """
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,16 @@ _EXPONENTS = (1.05, 1.2)
 _SCATTER = 2_654_435_761
 
 
+@functools.lru_cache(maxsize=32)
+def _cumulative_weights(rows: int, exponent: float) -> NDArray[np.float64]:
+    return np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -exponent)
+
+
 def zipf_keys(
     rng: np.random.Generator, rows: int, exponent: float, count: int
 ) -> NDArray[np.int64]:
     """Draw keys below `rows`, the i-th most frequent with weight i^-exponent."""
-    weights = np.arange(1, rows + 1, dtype=np.float64) ** -exponent
-    cumulative = np.cumsum(weights)
+    cumulative = _cumulative_weights(rows, float(exponent))
     ranks = np.searchsorted(cumulative, rng.random(count) * cumulative[-1])
     return np.asarray(ranks.astype(np.int64) * _SCATTER % rows)
 

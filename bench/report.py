@@ -13,6 +13,8 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
+# What a benchmark says while it runs.
+CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 # Fewer repetitions say nothing of the spread.
 LEAST_REPETITIONS = 5
 

@@ -7,8 +7,8 @@ plane over gRPC and compares all bytes of its state store before and after.
 import re
 
 from bench import report
+from bench.held import run_tests
 from bench.servers import BenchError
-from bench.tests import run_tests
 
 _TEST = "tests/control/test_refusals.py"
 _SAID = re.compile(r"(\d+) refusals, (\d+) changed anything")

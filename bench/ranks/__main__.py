@@ -1,81 +1,62 @@
-"""One run of many ranks: `make bench-ranks DATA=clicks.parquet PARTS=speed,schedule`.
-
-Each part prints a table and writes `build/bench/ranks_PART.json`; those with curves draw them.
-"""
+"""One run of many ranks: `make bench-ranks DATA=clicks.parquet PARTS="speed wire"`."""
 
 import argparse
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
-from rich.console import Console
-
-from bench import report
+from bench import parts, report
 from bench.held import held
-from bench.ranks import curves, kills, pods, quality, schedule, speed, wire
-from bench.servers import BUILD, ROOT, BenchError
+from bench.ranks import kills, pods, quality, speed, wire
+from bench.servers import BUILD, BenchError
 
-_FAULTS = "tests/trainer/test_rank_faults.py"
 _RANKS = "tests/trainer/test_ranks.py"
 _NAMED = "another_configuration or fails_in_any_stage or cannot_be_read or drive_that_is_full"
-_CONSOLE = Console(stderr=True, highlight=False)
+# What tests hold: case, tests, the words that choose them, claim.
+_HELD = (
+    ("a step of 1, 2 and 4 ranks within 1e-5 of fp64", _RANKS, "of_fp64 or bit_for_bit", "20.1"),
+    ("a rank lost in each stage", "tests/trainer/test_rank_faults.py", "test_", "20.9"),
+    ("another configuration, a stage that fails", _RANKS, _NAMED, "20.9"),
+)
 
 
-def _quality(arguments: argparse.Namespace) -> Iterable[report.Row]:
-    if arguments.data is None or not arguments.data.is_file():
+def _quality(given: argparse.Namespace) -> Iterable[report.Row]:
+    if given.data is None or not given.data.is_file():
         raise BenchError("give the news file: DATA=clicks.parquet")
-    return quality.measure(arguments.data)
+    return quality.measure(given.data)
 
 
-def _pods(arguments: argparse.Namespace) -> Iterable[report.Row]:
+def _pods(given: argparse.Namespace) -> Iterable[report.Row]:
     folder = BUILD / "bench" / "pods"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    return pods.rows(pods.run(folder, arguments.repetitions, list(pods.FAULTS), pods=2))
+    return pods.rows(pods.run(folder, given.repetitions))
 
 
-def _faults(_: argparse.Namespace) -> Iterable[report.Row]:
-    for case, tests, chosen in (
-        ("one rank lost in each stage, full drive, full store, wrong clock", _FAULTS, "test_"),
-        ("another configuration, a stage that fails, events that cannot be read", _RANKS, _NAMED),
-    ):
-        yield held(case, tests, chosen, claim="20.9")
-
-
-_PARTS: Mapping[str, Callable[[argparse.Namespace], Iterable[report.Row]]] = {
-    "curves": lambda _: curves.measure(),
-    "kills": lambda _: kills.run(),
-    "faults": _faults,
-    "speed": lambda arguments: speed.measure(arguments.repetitions),
-    "wire": lambda arguments: wire.measure(arguments.repetitions),
-    "schedule": lambda _: schedule.measure(),
-    "quality": _quality,
-    "pods": _pods,
-}
-
-
-def main() -> int:
-    """Run the parts; the exit code says whether they ran, not whether bars were reached."""
-    parser = argparse.ArgumentParser(prog="bench.ranks", description=__doc__)
-    parser.add_argument("--parts", default=",".join(_PARTS), help=f"of {', '.join(_PARTS)}")
-    parser.add_argument("--data", type=Path, metavar="PATH")
-    parser.add_argument("--repetitions", type=int, default=5)
-    arguments = parser.parse_args()
-    parts = arguments.parts.split(",")
-    for part in parts:
-        if part not in _PARTS:
-            parser.error(f"there is no part {part!r}; there are {', '.join(_PARTS)}")
-    try:
-        for part in parts:
-            rows = list(_PARTS[part](arguments))
-            report.write(BUILD / "bench" / f"ranks_{part}.json", ROOT, rows)
-            report.show(f"Many ranks: {part}", rows)
-    except BenchError as error:
-        _CONSOLE.print(f"[red]bench-ranks: {error}")
-        return 1
-    return 0
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--data", type=Path, metavar="PATH", help="the news file, of quality")
+    parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
+    parser.add_argument("--kills", type=int, default=50, help="of each model")
+    return parser
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # The exit code says whether they ran, not whether bars were reached.
+    sys.exit(
+        parts.main(
+            "bench.ranks",
+            "Many ranks",
+            {
+                "kills": lambda given: kills.run(given.kills),
+                "faults": lambda _: (held(*each, claim=claim) for *each, claim in _HELD),
+                "speed": lambda given: speed.measure(given.repetitions),
+                "wire": lambda given: wire.measure(given.repetitions),
+                "quality": _quality,
+                "pods": _pods,
+            },
+            __doc__,
+            _options(),
+        )
+    )

@@ -16,8 +16,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.keys import DENSE
-from bench.ranks.zipf import Zipf
+from bench.keys import DENSE, zipf_keys
 from embertide.trainer.data.keys import hash_keys
 
 TABLES = 26
@@ -48,15 +47,11 @@ class Drawn:
         return Drawn(self.keys_BF[own], self.dense_BD[own], self.label_B[own])
 
 
-def laws() -> list[Zipf]:
-    """Return the law of each column's keys."""
-    return [Zipf(ROWS, float(exponent)) for exponent in np.linspace(*_EXPONENTS, TABLES)]
-
-
 def draw(seed: int, step: int, samples: int) -> Drawn:
     """Return the batch of a step: of equal arguments, equal bytes."""
     rng = np.random.default_rng([seed, step])
-    keys_BF = np.stack([law.draw_keys(rng, samples) for law in laws()], axis=1)
+    exponents = np.linspace(*_EXPONENTS, TABLES)
+    keys_BF = np.stack([zipf_keys(rng, ROWS, each, samples) for each in exponents], axis=1)
     dense_BD = rng.standard_normal((samples, DENSE)).astype(np.float32)
     odds_B = _teacher_logits(seed, keys_BF, dense_BD)
     label_B = (rng.random(samples) < 1 / (1 + np.exp(-odds_B))).astype(np.float32)

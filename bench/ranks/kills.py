@@ -1,6 +1,6 @@
 """Runs of several ranks that are killed at random, while nodes follow them.
 
-    python -m bench.ranks.kills [--kills 50] [--ranks 2]
+    python -m bench.ranks kills [--kills 50]
 
 A run that nothing interrupts says what is right: the files of its last snapshot, and what a node
 answers at each of its versions. The same run is then killed again and again. Each time one rank,
@@ -9,18 +9,15 @@ written, or at any time. A run that comes to its end before there were enough ki
 another one. Every second run has no bus, and its ranks take the folder's lock instead.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
-from rich.console import Console
 
 from bench import report
 from bench.ranks.followers import Findings, Reference, following
@@ -35,8 +32,8 @@ from bench.ranks.killed_run import (
     Stream,
     Victim,
 )
-from bench.servers import BUILD, ROOT, BenchError
-from embertide.server.adapters.process import ProcessError
+from bench.report import CONSOLE
+from bench.servers import BUILD
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 
@@ -44,7 +41,6 @@ SEED = 20
 _CLAIM = "20.3"
 _FOLDER = BUILD / "bench" / "kills"
 _KEEP_ALL = 10_000
-_CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @dataclasses.dataclass(slots=True)
@@ -160,7 +156,7 @@ def run(kills: int = 50, ranks: int = 2) -> list[report.Row]:
     for name, stream in (("plain", PLAIN), ("pruned, with histories and counters", PRUNED)):
         shutil.rmtree(_FOLDER, ignore_errors=True)
         outcome = kill_again_and_again(_FOLDER, stream, ranks, kills)
-        _CONSOLE.print(f"{name}, {ranks} ranks: {outcome.line()}")
+        CONSOLE.print(f"{name}, {ranks} ranks: {outcome.line()}")
         rows += _rows(f"{name}, {ranks} ranks", outcome, kills)
     return rows
 
@@ -192,23 +188,3 @@ def _rows(case: str, outcome: Outcome, kills: int) -> Iterator[report.Row]:
         ("versions among them", len(findings.versions)),
     ):
         yield report.measure((case, metric, "count"), [count], better="higher", target=0)
-
-
-def main() -> int:
-    """Run the part alone."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--ranks", type=int, default=2)
-    arguments = parser.parse_args()
-    try:
-        rows = run(arguments.kills, arguments.ranks)
-    except (BenchError, ProcessError) as error:
-        _CONSOLE.print(f"error: {error}")
-        return 1
-    report.write(BUILD / "bench" / "ranks_kills.json", ROOT, rows)
-    report.show("Killed ranks", rows)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,6 +3,7 @@
 A program prints one JSON line on standard output; torchrun's own words go to standard error.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -13,6 +14,17 @@ from typing import Any
 from bench.servers import ROOT, BenchError
 
 _LAST_LINES = 15
+
+
+def step_options(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """Return the options of a program that takes steps in timed windows."""
+    parser = argparse.ArgumentParser(prog=name, description=doc)
+    parser.add_argument("--samples", type=int, default=4096, help="of a batch, all ranks together")
+    parser.add_argument("--warmup", type=int, default=10, help="steps before the clock starts")
+    parser.add_argument("--steps", type=int, default=20, help="of a timed window")
+    parser.add_argument("--windows", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1, help="of the batches and of the net")
+    return parser
 
 
 def launch(

@@ -10,7 +10,6 @@ the clock starts, and the next batch's keys are exchanged while one is learned. 
 Every rank learns from its part of the batch; all rows are made before the clock starts.
 """
 
-import argparse
 import itertools
 import json
 import time
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 
 from bench.ranks.batches import ROWS, TABLES, draw
+from bench.ranks.launching import step_options
 from bench.shapes import Shape
 from bench.store.ours import settle
 from embertide.trainer.config import Codec, Codecs, RunConfig
@@ -180,15 +180,10 @@ def timeline(ranks: Ranks, samples: int) -> list[list[object]]:
 
 def main() -> None:
     """Run as a rank that torchrun started, or alone."""
-    parser = argparse.ArgumentParser(prog="bench.ranks.ours", description=__doc__)
-    parser.add_argument("--samples", type=int, default=4096, help="of a batch, all ranks together")
+    parser = step_options("bench.ranks.ours", __doc__)
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
     parser.add_argument("--rows", default="fp32", help="codec of rows")
     parser.add_argument("--gradients", default="fp32", help="codec of gradients")
-    parser.add_argument("--warmup", type=int, default=10, help="steps before the clock starts")
-    parser.add_argument("--steps", type=int, default=20, help="steps of a timed window")
-    parser.add_argument("--windows", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--timeline", default="", help="anything: also say when what was done")
     arguments = parser.parse_args()
     rows: Codec = arguments.rows

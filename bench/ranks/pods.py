@@ -1,4 +1,4 @@
-"""How soon a run of several pods goes on after it lost one, `python -m bench.ranks.pods`.
+"""How soon a run of several pods goes on after it lost one, `python -m bench.ranks pods`.
 
 Pods without a cluster: each is a process 1 with namespaces of its own (network, host name, mounts,
 processes), its command that of k8s/train-news.yaml. A replacement has a new address under the old
@@ -8,14 +8,12 @@ Each fault is made several times in one run; the time is from the fault to the f
 group that met again. Needs root and iproute2. Namespaces are named embertide-pod-*, and removed.
 """
 
-import argparse
 import dataclasses
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,13 +22,14 @@ from pathlib import Path
 
 import yaml
 
-from bench.report import Row, measure, show, write
+from bench.report import Row, measure
 from bench.servers import BUILD, ROOT, BenchError
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.run.checkpoint import checkpoint as checkpoints
 
 CLAIM = "20.7"
 TARGET_S = 60.0
+_PODS = 2
 _PAUSE_S = 10.0  # the Job controller's before it replaces the first lost pod
 _GIVE_UP_S = 180.0
 _SETTLE_S = 8.0  # of the group that met again, before the next fault
@@ -249,15 +248,21 @@ def _seconds_after(job: Job, fault: str) -> float:
     return seen - began
 
 
-def run(folder: Path, repetitions: int, faults: list[str], pods: int) -> Outcome:
-    """Make every fault so many times, in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in faults}
+def run(folder: Path, repetitions: int) -> Outcome:
+    """Make every fault so many times, in turn.
+
+    Raises:
+        BenchError: There are no namespaces here, or no version comes.
+    """
+    if os.geteuid() or shutil.which("ip") is None:
+        raise BenchError("needs root and iproute2, for namespaces of pods")
+    seconds: dict[str, list[float]] = {name: [] for name in FAULTS}
     with _bridge():
-        job = Job(folder, pods)
+        job = Job(folder, _PODS)
         try:
             job.wait_for("version", lambda version: version.number > 3)
             for _ in range(repetitions):
-                for name in faults:
+                for name in FAULTS:
                     time.sleep(_SETTLE_S)
                     seconds[name].append(_seconds_after(job, name))
             time.sleep(_SETTLE_S)
@@ -290,26 +295,3 @@ def rows(outcome: Outcome) -> list[Row]:
         measure((what, "holds", ""), [float(holds)], better="higher", target=1, claim=CLAIM)
         for what, holds in truths.items()
     ]
-
-
-def main() -> None:
-    """Print a table and write build/bench/ranks_pods.json."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--fault", choices=FAULTS, action="append", help="these alone")
-    parser.add_argument("--keep", type=Path, help="where publication and logs stay")
-    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "ranks_pods.json")
-    given = parser.parse_args()
-    if os.geteuid() or shutil.which("ip") is None:
-        raise BenchError("needs root and iproute2, for namespaces of pods")
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = given.keep or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        outcome = run(folder, given.repetitions, given.fault or list(FAULTS), pods=2)
-    found = rows(outcome)
-    show("a run of two pods", found)
-    write(given.out, ROOT, found)
-
-
-if __name__ == "__main__":
-    main()

@@ -33,7 +33,6 @@ type").
 Shapes: B samples of this rank, E all embedding values of a sample.
 """
 
-import argparse
 import collections
 import itertools
 import json
@@ -47,6 +46,7 @@ from torch import Tensor, nn
 
 from bench.drift.torchrec import load
 from bench.ranks.batches import ROWS, TABLES, draw
+from bench.ranks.launching import step_options
 from bench.shapes import Shape
 from bench.store.peers import fbgemm, use_huge_pages
 from embertide.trainer.config import RunConfig
@@ -213,23 +213,11 @@ def measure(samples: int, *, warmup: int, steps: int, windows: int, seed: int) -
 
 def main() -> None:
     """Run as a rank that torchrun started."""
-    parser = argparse.ArgumentParser(prog="bench.ranks.torchrec_peer", description=__doc__)
-    parser.add_argument("--samples", type=int, default=4096, help="of a batch, all ranks together")
-    parser.add_argument("--warmup", type=int, default=10, help="steps before the clock starts")
-    parser.add_argument("--steps", type=int, default=20, help="steps of a timed window")
-    parser.add_argument("--windows", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=1, help="of the batches and of the net")
-    arguments = parser.parse_args()
+    arguments = step_options("bench.ranks.torchrec_peer", __doc__).parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     try:
-        printed = measure(
-            arguments.samples,
-            warmup=arguments.warmup,
-            steps=arguments.steps,
-            windows=arguments.windows,
-            seed=arguments.seed,
-        )
+        printed = measure(**vars(arguments))
         if dist.get_rank() == 0:
             print(json.dumps(printed), flush=True)
     finally:
