@@ -167,7 +167,7 @@ bench-front: dev cpp ## storms of impatient callers, speed and conformance of se
 accept: dev ## a cluster of yours taken through what docs/kubernetes.md says, KUBECONFIG=file; twenty minutes
 	$(BIN)/python tests/k8s/accept.py --kubeconfig "$(KUBECONFIG)" --out build/accept.json
 
-bench-drift: dev cpp $(if $(or $(if $(PARTS),,all),$(findstring torchrec,$(PARTS))),build/.torchrec) ## what following the drift is worth; DATA=clicks.parquet, CRITEO=criteo.parquet, PARTS=local,skew,metering
+bench-drift: dev cpp $(if $(or $(if $(PARTS),,all),$(findstring torchrec,$(PARTS))),build/.torchrec) ## what following the drift is worth; DATA=clicks.parquet, CRITEO=criteo.parquet, PARTS=local,skew
 	$(BIN)/python -m bench.drift $(if $(DATA),--data "$(DATA)") $(if $(CRITEO),--criteo "$(CRITEO)") $(if $(PARTS),--parts $(PARTS))
 
 bench-reshard: dev cpp ## twenty reshards under load and versions; six minutes
@@ -201,11 +201,11 @@ build/.torchrec: build/.peers
 	  pyre-extensions==0.0.32 tqdm tensordict==0.15.3 iopath==0.1.10 pyvers cloudpickle
 	@touch $@
 
-bench-store: dev cpp build/.peers ## the store against FBGEMM, absl, Redis and RocksDB (librocksdb-dev), instructions by stage (valgrind); PARTS="lookup" for one part; half an hour
+bench-store: dev cpp build/.peers ## the store against FBGEMM; PARTS="lookup" for one part; half an hour
 	$(BIN)/python -m bench.store $(PARTS)
 
 bench-ssd: dev cpp ## the SSD tier against RocksDB and fio (librocksdb-dev, fio); five minutes, 7 GB of disk
-	$(BIN)/python -m bench.store.ssd
+	$(BIN)/python -m bench.store ssd
 
 bench-train: dev $(if $(filter speed,$(PARTS)),build/.peers) ## quality of trained models on a file of clicks, DATA=clicks.parquet; speed against FBGEMM; PARTS="quality" for one part; runs are resumed
 	$(BIN)/python -m bench.train $(PARTS) $(if $(DATA),--data "$(DATA)")

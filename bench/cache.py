@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 
 from bench import report
+from bench.report import CONSOLE
 from bench.servers import BUILD, ROOT
 from embertide._store import CacheTrace
 from embertide.trainer.commands.cache_sim import show
@@ -22,7 +22,6 @@ from embertide.trainer.data.trace import read_trace
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.lab import cache
 
-_CONSOLE = Console(stderr=True, highlight=False)
 _SIZES = "0.1%,1%,10%"
 _POLICIES = (*cache.policy_names(), "reuse-density:2", "lru:2", "lfu:2")
 _OURS, _PEER = _POLICIES[0], "s3-fifo"
@@ -110,12 +109,12 @@ def main() -> int:
             simulated.append(figures)
             rows += _hit_rates(name, figures)
     except TrainerError as error:
-        _CONSOLE.print(f"[red]bench-cache: {error}")
+        CONSOLE.print(f"[red]bench-cache: {error}")
         return 1
     rows.append(_gap_closed(simulated))
     report.write(arguments.out, ROOT, rows)
     report.show("Cache policies", [row for row in rows if row.case.endswith(f" {_OURS}")])
-    _CONSOLE.print(f"written to {arguments.out}")
+    CONSOLE.print(f"written to {arguments.out}")
     return 0
 
 

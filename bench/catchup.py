@@ -15,10 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-from rich.console import Console
-
 from bench import report
 from bench.fleet import Commits, Fleet, start_fleet
+from bench.report import CONSOLE
 from bench.servers import BUILD, ROOT, BenchError
 from bench.shapes import Shape
 from bench.versions import CHANGED_SHARE
@@ -26,7 +25,6 @@ from embertide.server.adapters.process import ProcessError
 from embertide.server.cli.metrics_page import MetricsPage
 from embertide.trainer.errors import TrainerError
 
-_CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 _FOLDER = BUILD / "bench" / "catchup"
 _TABLES, _VERSIONS_PER_S = 8, 5
 _CASES = {"by the bus": 20.0, "by files": 40.0}  # seconds away
@@ -93,7 +91,7 @@ def _measure(fleet: Fleet, repetitions: int) -> dict[str, list[Return]]:
             time.sleep(2.0)  # both nodes have what there is
             back = _go_away(fleet, seconds)
             done[case].append(back)
-            _CONSOLE.print(
+            CONSOLE.print(
                 f"[dim]{n + 1}/{repetitions} away {seconds:.0f} s: {back.versions} versions in "
                 f"{back.seconds:.2f} s, {back.by_files} by files; "
                 f"{back.applied_per_s / back.written_per_s:.1f} times as fast as they are written"
@@ -118,7 +116,7 @@ def main() -> int:
         with start_fleet(_FOLDER, shape, [], _VERSIONS_PER_S) as fleet:
             done = _measure(fleet, arguments.repetitions)
     except (BenchError, ProcessError, TrainerError) as error:
-        _CONSOLE.print(f"[red]bench-catchup: {error}")
+        CONSOLE.print(f"[red]bench-catchup: {error}")
         return 1
     per_version = int(shape.rows * CHANGED_SHARE) * shape.tables
     rows = [

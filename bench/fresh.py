@@ -21,18 +21,17 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from bench import keys, plot, report
 from bench.fleet import MODEL, Commits, Fleet, start_fleet
 from bench.load import Seen, encode
+from bench.report import CONSOLE
 from bench.servers import BUILD, ROOT, BenchError
 from bench.shapes import Shape
 from bench.versions import CHANGED_SHARE, Stages
 from embertide.server.adapters.process import ProcessError
 from embertide.trainer.errors import TrainerError
 
-_CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 _FOLDER = BUILD / "bench" / "fresh"
 _TABLES, _VERSIONS_PER_S = 8, 5
 _BATCH, _REQUESTS = 64, 256
@@ -199,11 +198,11 @@ def _rows(repetitions: Sequence[Repetition], shape: Shape) -> list[report.Row]:
 def _measure(fleet: Fleet, shape: Shape, repetitions: int, seconds: float) -> list[Repetition]:
     sustained = _turn(fleet, None, seconds, versions=True).seen.requests_per_s
     rate = _RATE_SHARE * sustained
-    _CONSOLE.print(f"[dim]{sustained:,.0f} requests/s with versions; the rate is {rate:,.0f}")
+    CONSOLE.print(f"[dim]{sustained:,.0f} requests/s with versions; the rate is {rate:,.0f}")
     done = []
     for n in range(repetitions):
         done.append(_repetition(fleet, shape, seconds, rate))
-        _CONSOLE.print(f"[dim]{n + 1}/{repetitions} {done[-1].line()}")
+        CONSOLE.print(f"[dim]{n + 1}/{repetitions} {done[-1].line()}")
     return done
 
 
@@ -224,7 +223,7 @@ def main() -> int:
         with start_fleet(_FOLDER, shape, _requests(shape), _VERSIONS_PER_S) as fleet:
             done = _measure(fleet, shape, arguments.repetitions, arguments.seconds)
     except (BenchError, ProcessError, TrainerError) as error:
-        _CONSOLE.print(f"[red]bench-fresh: {error}")
+        CONSOLE.print(f"[red]bench-fresh: {error}")
         return 1
     rows = _rows(done, shape)
     report.write(arguments.out, ROOT, rows)
@@ -237,7 +236,7 @@ def main() -> int:
     plot.histograms("From training to", "s", pooled, picture)
     report.show("Freshness under load", rows)
     failed = sum(each.failed for each in done)
-    _CONSOLE.print(f"{failed} requests failed; written to {arguments.out}, {details}, {picture}")
+    CONSOLE.print(f"{failed} requests failed; written to {arguments.out}, {details}, {picture}")
     return int(failed > 0)
 
 

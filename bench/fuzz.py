@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import report
+from bench.report import CONSOLE
 from bench.servers import BUILD, ROOT, BenchError
 from bench.thrown import BrokenError, Listener, Thrower, listeners
 
-_CONSOLE = Console(stderr=True, highlight=False)
 # Shares of all executions, by what they cost: 0.4 ms a connection, 0.1 to 0.8 ms a call, 10 us
 # where bytes are parsed in place. A core has one target at a time, the longest first.
 _SHARES = {
@@ -66,7 +66,7 @@ class Tried:
 
     def say(self, wanted: int) -> None:
         """Report progress."""
-        _CONSOLE.print(
+        CONSOLE.print(
             f"{self.name}: {self.executions:,} of {wanted:,}, {self.crashes} crashes, "
             f"{self.executions / max(self.seconds, 1e-9):,.0f}/s"
         )
@@ -122,7 +122,7 @@ def _fuzz(name: str, build: Path, wanted: int, kept: _Kept) -> Tried:
             said = build / "findings" / f"{name}-{tried.chunks}.log"
             said.write_text(done.stderr)
             why = "\n".join(_WHY.findall(done.stderr)) or f"exit status {done.returncode}"
-            _CONSOLE.print(f"[red]{name}, seed {tried.chunks}: {said}\n{why}")
+            CONSOLE.print(f"[red]{name}, seed {tried.chunks}: {said}\n{why}")
         tried.say(wanted)
         kept.save()
     return tried
@@ -149,7 +149,7 @@ def _throw(listener: Listener, wanted: int, kept: _Kept) -> Tried:
         thrower.close()
     except BrokenError as error:
         tried.crashes += 1
-        _CONSOLE.print(f"[red]{error}")
+        CONSOLE.print(f"[red]{error}")
     return tried
 
 
@@ -208,13 +208,13 @@ def main() -> int:
         kept = _Kept(arguments.build / "tried.json", resume=arguments.resume)
         every = list(_all(arguments.build, arguments.executions, kept))
     except BenchError as error:
-        _CONSOLE.print(f"[red]fuzz-long: {error}")
+        CONSOLE.print(f"[red]fuzz-long: {error}")
         return 1
     _show(every)
     rows = list(_rows(every, arguments.executions))
     report.write(arguments.out, ROOT, rows)
     report.show("Listeners fuzzed", rows)
-    _CONSOLE.print(f"written to {arguments.out}")
+    CONSOLE.print(f"written to {arguments.out}")
     return 0 if all(row.met for row in rows) else 1
 
 

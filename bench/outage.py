@@ -11,9 +11,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-
 from bench import report
+from bench.report import CONSOLE
 from bench.servers import BUILD, ROOT
 from embertide.server.adapters.process import ProcessError, interrupt_on_signals
 from embertide.server.cli.chaos.faults import Fault
@@ -21,7 +20,6 @@ from embertide.server.cli.chaos.options import ChaosOptions
 from embertide.server.cli.chaos.rounds import Chaos, Round, line
 from embertide.server.cli.common_options import DEFAULT_BACKENDS, DEFAULT_CACHE
 
-_CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 _FOLDER = BUILD / "bench" / "outage"
 
 
@@ -85,13 +83,13 @@ def main() -> int:
     done: dict[str, list[Round]] = {case: [] for case in cases}
     try:
         options.empty()
-        with Chaos(options, _CONSOLE.print) as chaos:
+        with Chaos(options, CONSOLE.print) as chaos:
             for _ in range(arguments.repetitions):
                 for n, (case, (fault, _target)) in enumerate(cases.items()):
                     done[case].append(chaos.run(n, [fault]))
-                    _CONSOLE.print(f"[dim]{line(done[case][-1])}")
+                    CONSOLE.print(f"[dim]{line(done[case][-1])}")
     except ProcessError as error:
-        _CONSOLE.print(f"[red]bench-outage: {error}")
+        CONSOLE.print(f"[red]bench-outage: {error}")
         return 1
     rows = [row for case, (_, most_s) in cases.items() for row in _rows(case, done[case], most_s)]
     report.write(arguments.out, ROOT, rows)

@@ -13,10 +13,10 @@ import sys
 import time
 
 import numpy as np
-from rich.console import Console
 
 from bench import report
 from bench.load import Clients, Patience, Seen, encode
+from bench.report import CONSOLE
 from bench.servers import BUILD, ROOT, BenchError
 from embertide.server.adapters.process import ProcessError, interrupt_on_signals
 from embertide.server.cli.chaos.options import ChaosOptions
@@ -24,7 +24,6 @@ from embertide.server.cli.chaos.rounds import Chaos
 from embertide.server.cli.chaos.traffic import MODEL, Asked, draw_keys
 from embertide.server.cli.common_options import DEFAULT_BACKENDS, DEFAULT_CACHE
 
-_CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 _FOLDER = BUILD / "bench" / "overload"
 _REQUESTS = 64
 _NEVER_REACHED = 1e6  # requests/s: all clients have all requests on their way
@@ -119,14 +118,14 @@ def main() -> int:
     )
     try:
         options.empty()
-        with Chaos(options, _CONSOLE.print) as chaos:
+        with Chaos(options, CONSOLE.print) as chaos:
             requests = _requests(chaos, arguments.samples)
             at_once = arguments.at_once
             patience = Patience(at_once=at_once, timeout_s=deadline_s)
             with Clients(chaos.fleet.grpc, requests, Patience(at_once=at_once)) as clients:
                 most = _load(chaos, clients, _NEVER_REACHED, arguments.seconds / 4)
             sustained = most.requests_per_s
-            _CONSOLE.print(f"[dim]the fleet sustains {sustained:,.0f} requests/s")
+            CONSOLE.print(f"[dim]the fleet sustains {sustained:,.0f} requests/s")
             chaos.traffic.take()
             with Clients(chaos.fleet.grpc, requests, patience) as clients:
                 seen = _load(chaos, clients, arguments.factor * sustained, arguments.seconds)
@@ -135,12 +134,12 @@ def main() -> int:
             if endings:
                 raise BenchError(f"{endings[0].name} ended: {endings[0].log}")
     except (BenchError, ProcessError) as error:
-        _CONSOLE.print(f"[red]bench-overload: {error}")
+        CONSOLE.print(f"[red]bench-overload: {error}")
         return 1
     for text in wrong[:_SHOWN]:
-        _CONSOLE.print(f"[red]{text}")
+        CONSOLE.print(f"[red]{text}")
     for why, count in seen.failures.most_common(_SHOWN):
-        _CONSOLE.print(f"[dim]{count} not answered: {why[:200]}")
+        CONSOLE.print(f"[dim]{count} not answered: {why[:200]}")
     rows = _rows(seen, asked, wrong, arguments.factor, deadline_s, arguments.degraded_share)
     report.write(arguments.out, ROOT, rows)
     report.show("Overload", rows)

@@ -61,6 +61,7 @@ def main(
     doc: str | None,
     more: argparse.ArgumentParser | None = None,
     *,
+    usual: Sequence[str] = (),
     picture: bool = False,
 ) -> int:
     """Run the parts that the command names, and return whether one could not run.
@@ -71,6 +72,7 @@ def main(
         parts: That there are: modules with a function `run`, or by name what measures them.
         doc: What the command says of itself.
         more: Further options; modules get options only if there are.
+        usual: Those that run where none is named; empty: all.
         picture: Whether rows are drawn beside the file.
     """
     parser = argparse.ArgumentParser(
@@ -80,7 +82,7 @@ def main(
         conflict_handler="resolve",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}; all")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}")
     parser.add_argument("--out", type=Path, default=BUILD / "bench", metavar="FOLDER")
     given = parser.parse_args()
     named = [part for words in given.parts for part in words.split(",")]
@@ -88,7 +90,7 @@ def main(
     if unknown:
         parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(parts)}")
     failed = 0
-    for part in named or parts:
+    for part in named or usual or parts:
         CONSOLE.print(f"== {part}")
         if isinstance(parts, Mapping):
             measure = parts[part]

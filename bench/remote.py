@@ -13,18 +13,16 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from bench import keys, models, perf, report
 from bench.authority import Authority
 from bench.nodes import NodeProcess, make_plan, publication_of, publish_plan
+from bench.report import CONSOLE
 from bench.servers import BUILD, ROOT, BenchError, await_peer
 from bench.shapes import Shape
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import ProcessError, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 
-_CONSOLE = Console(stderr=True, highlight=False)
 _BATCH = 64
 _WINDOW_MS = 500
 _FOLDER = BUILD / "bench" / "remote"
@@ -130,7 +128,7 @@ def _measure(stack: contextlib.ExitStack, repetitions: int) -> list[report.Row]:
             )
             measured[name].append(perf.run(load))
             last = measured[name][-1]
-            _CONSOLE.print(
+            CONSOLE.print(
                 f"[dim]{name}: {last.requests_per_s:,.0f}/s, p99 {last.latency_us_p99:,.0f} us"
             )
     rows = []
@@ -162,10 +160,10 @@ def main() -> int:
             rows = _measure(stack, arguments.repetitions)
         report.write(arguments.out, ROOT, rows)
     except (BenchError, ProcessError) as error:
-        _CONSOLE.print(f"[red]bench-remote: {error}")
+        CONSOLE.print(f"[red]bench-remote: {error}")
         return 1
     report.show("Remote lookups", rows)
-    _CONSOLE.print(f"written to {arguments.out}")
+    CONSOLE.print(f"written to {arguments.out}")
     return 0
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import Console
 
 from bench import keys, report
 from bench.fleet import MODEL, Fleet, start_fleet
 from bench.load import Seen, encode
+from bench.report import CONSOLE
 from bench.servers import BUILD, ROOT, BenchError
 from bench.shapes import SEED, Shape
 from embertide.server.adapters.process import ProcessError
@@ -31,7 +31,6 @@ from embertide.trainer.data.keys import buckets_of
 from embertide.trainer.errors import TrainerError
 from embertide.v1 import control_pb2, plan_pb2
 
-_CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 _FOLDER = BUILD / "bench" / "reshard"
 _SHAPE = Shape(name="reshard", rows=200_000, tables=8, buckets=16)
 _BATCH = 64
@@ -172,7 +171,7 @@ def _measure_pair(site: Site, id: str, rate: float | None, rng: np.random.Genera
     answer, operation, said = _move(site, id, target)
     seen = site.fleet.clients.stop()
     for why, count in seen.failures.most_common(_FAILURES_SHOWN):
-        _CONSOLE.print(f"[red]{count} failed: {why[:_CHARACTERS_SHOWN]}")
+        CONSOLE.print(f"[red]{count} failed: {why[:_CHARACTERS_SHOWN]}")
     begin, end = operation.created_ms / 1e3, operation.ended_ms / 1e3
     before, during = seen.between(quiet, begin, wholly=True), seen.between(begin, end)
     across = sum(move.source.node != move.target.node for move in answer.moves)
@@ -205,15 +204,15 @@ def _measure(site: Site, reshards: int) -> list[Pair]:
     end = time.time()
     sustained = site.fleet.clients.stop().between(begin, end).requests_per_s
     rate = _RATE_SHARE * sustained
-    _CONSOLE.print(f"[dim]the fleet sustains {sustained:,.0f} requests/s; the rate is {rate:,.0f}")
+    CONSOLE.print(f"[dim]the fleet sustains {sustained:,.0f} requests/s; the rate is {rate:,.0f}")
     rng = np.random.default_rng(SEED)
     pairs = []
     for n in range(reshards):
         for name, each in (("rate", rate), ("closed", None)):
             pairs.append(_measure_pair(site, f"{name}-{n}", each, rng))
-            _CONSOLE.print(f"[dim]{n + 1}/{reshards} {pairs[-1].line()}")
+            CONSOLE.print(f"[dim]{n + 1}/{reshards} {pairs[-1].line()}")
             for step in pairs[-1].steps:
-                _CONSOLE.print(f"[dim]{step.line()}")
+                CONSOLE.print(f"[dim]{step.line()}")
     return pairs
 
 
@@ -277,14 +276,14 @@ def main() -> int:
         with start_fleet(_FOLDER, _SHAPE, _requests(), _VERSIONS_PER_S) as fleet:
             pairs = _measure(Site(fleet=fleet, budget=budget), arguments.reshards)
     except (BenchError, ProcessError, TrainerError) as error:
-        _CONSOLE.print(f"[red]bench-reshard: {error}")
+        CONSOLE.print(f"[red]bench-reshard: {error}")
         return 1
     rows = _rows(pairs, budget)
     report.write(arguments.out, ROOT, rows)
     details = arguments.out.with_suffix(".pairs.json")
     details.write_text(json.dumps([dataclasses.asdict(pair) for pair in pairs], indent=1) + "\n")
     report.show("Reshards under load and versions", rows)
-    _CONSOLE.print(f"{_summary(pairs)}\nwritten to {arguments.out}, each reshard to {details}")
+    CONSOLE.print(f"{_summary(pairs)}\nwritten to {arguments.out}, each reshard to {details}")
     return int(any(pair.failed for pair in pairs))
 
 

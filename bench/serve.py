@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc
 from numpy.typing import NDArray
-from rich.console import Console
 from tritonclient.utils import np_to_triton_dtype
 
 from bench import aoti, keys, models, perf, report
+from bench.report import CONSOLE
 from bench.servers import (
     BUILD,
     ROOT,
@@ -38,7 +38,6 @@ from bench.shapes import Shape
 from bench.store import levels
 from embertide.server.adapters.triton import TritonError
 
-_CONSOLE = Console(stderr=True, highlight=False)
 _AGREE = 1e-5
 # Distinct requests of a case; perf_analyzer sends them in a circle.
 _REQUESTS = 32
@@ -169,7 +168,7 @@ class Bench:
             window_ms=window_ms,
         )
         measured = perf.run(load)
-        _CONSOLE.print(
+        CONSOLE.print(
             f"[dim]{variant.model} b{case.batch}: {measured.requests_per_s:,.0f}/s,"
             f" p99 {measured.latency_us_p99:,.0f} us"
         )
@@ -216,7 +215,7 @@ class Bench:
             raise BenchError(f"{ours.model} and {peer.model} differ by {worst:.2g}")
         if batch > 1 and float(a.std()) < 100 * _AGREE:
             raise BenchError(f"{ours.model} answers nearly the same for all keys")
-        _CONSOLE.print(f"{ours.model} and {peer.model} agree within {worst:.2g}, batch {batch}")
+        CONSOLE.print(f"{ours.model} and {peer.model} agree within {worst:.2g}, batch {batch}")
 
     # --- measuring --------------------------------------------------------------------------------
 
@@ -234,7 +233,7 @@ class Bench:
                 try:
                     rate = self.measure(variant, case, _PILOT_WINDOW_MS).requests_per_s
                 except perf.UnmeasuredError:
-                    _CONSOLE.print(f"[yellow]{variant.model} b{case.batch}: not measured, left out")
+                    CONSOLE.print(f"[yellow]{variant.model} b{case.batch}: not measured, left out")
                     continue
                 if rate > best.get(case.batch, (0.0, variant))[0]:
                     best[case.batch] = (rate, variant)
@@ -348,7 +347,7 @@ def main() -> int:
     try:
         backends = make_backends(arguments.backend)
         for shape, cases in _plan(arguments):
-            _CONSOLE.print(f"[bold]{shape.name}[/bold]: {shape.row_bytes / 1e9:.2f} GB of rows")
+            CONSOLE.print(f"[bold]{shape.name}[/bold]: {shape.row_bytes / 1e9:.2f} GB of rows")
             files = models.make(shape, BUILD)
             with BenchServer(backends, shape, files) as server:
                 bench = Bench(server, cases, stacked=arguments.stacked)
@@ -356,10 +355,10 @@ def main() -> int:
                     rows += found
                     report.write(arguments.out, ROOT, rows)
     except (BenchError, TritonError) as error:
-        _CONSOLE.print(f"[red]bench-serve: {error}")
+        CONSOLE.print(f"[red]bench-serve: {error}")
         return 1
     report.show("Serving: ours against the peers", rows)
-    _CONSOLE.print(f"written to {arguments.out}")
+    CONSOLE.print(f"written to {arguments.out}")
     return 0
 
 

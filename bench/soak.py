@@ -18,16 +18,15 @@ from pathlib import Path
 
 import numpy as np
 import redis
-from rich.console import Console
 
 from bench import plot, report
+from bench.report import CONSOLE
 from bench.servers import BUILD, ROOT, BenchError
 from embertide.server.adapters.process import ProcessError, interrupt_on_signals
 from embertide.server.cli.chaos.options import ChaosOptions
 from embertide.server.cli.chaos.rounds import Chaos
 from embertide.server.cli.common_options import DEFAULT_BACKENDS, DEFAULT_CACHE
 
-_CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 _FOLDER = BUILD / "bench" / "soak"
 _EVERY_S = 5.0
 _SAID_EVERY = 12  # samples
@@ -104,7 +103,7 @@ def _run(minutes: float, events_per_s: float) -> list[Sample]:
     options.empty()
     samples: list[Sample] = []
     lines = _FOLDER / "samples.jsonl"
-    with Chaos(options, _CONSOLE.print) as chaos, lines.open("w") as file:
+    with Chaos(options, CONSOLE.print) as chaos, lines.open("w") as file:
         begun_s = time.monotonic()
         while (at_s := time.monotonic() - begun_s) < 60 * minutes:
             if at_s < _EVERY_S * (len(samples) + 1):
@@ -114,7 +113,7 @@ def _run(minutes: float, events_per_s: float) -> list[Sample]:
             file.write(json.dumps(samples[-1]) + "\n")
             file.flush()
             if len(samples) % _SAID_EVERY == 0:
-                _CONSOLE.print(f"[dim]{_line(samples[-1])}")
+                CONSOLE.print(f"[dim]{_line(samples[-1])}")
     return samples
 
 
@@ -203,13 +202,13 @@ def main() -> int:
         if len(samples) < _LEAST_SAMPLES:
             raise BenchError(f"{len(samples)} samples say nothing: take a minute at least")
     except (BenchError, ProcessError) as error:
-        _CONSOLE.print(f"[red]bench-soak: {error}")
+        CONSOLE.print(f"[red]bench-soak: {error}")
         return 1
     rows = _rows(samples)
     report.write(arguments.out, ROOT, rows)
     _draw(samples, arguments.out)
     report.show("A fleet left alone", rows)
-    _CONSOLE.print(f"written to {arguments.out}; samples in {_FOLDER / 'samples.jsonl'}")
+    CONSOLE.print(f"written to {arguments.out}; samples in {_FOLDER / 'samples.jsonl'}")
     return int(not all(row.met for row in rows if row.target))
 
 

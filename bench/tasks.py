@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from markdown_it import MarkdownIt
-from rich.console import Console
 
 from bench import report
 from bench.desk import Desk
+from bench.report import CONSOLE
 from bench.servers import BUILD, ROOT, BenchError
 
-_CONSOLE = Console(stderr=True, highlight=False)
 _PAGE = ROOT / "docs" / "howto.md"
 _WORDS_A_MINUTE = 150  # read slowly: half of them are code
 _MOST_MINUTES = 10
@@ -93,9 +92,9 @@ def minutes(task: Task) -> float:
             if step.file:
                 desk.save(step.file, step.text)
             else:
-                _CONSOLE.print(desk.do(step.text), markup=False)
+                CONSOLE.print(desk.do(step.text), markup=False)
             first = step.file or step.text.splitlines()[0]
-            _CONSOLE.print(f"{time.monotonic() - at:7.1f} s  {first}", markup=False)
+            CONSOLE.print(f"{time.monotonic() - at:7.1f} s  {first}", markup=False)
     return (time.monotonic() - begun) / 60 + task.words / _WORDS_A_MINUTE
 
 
@@ -116,12 +115,12 @@ def main() -> int:
     for task in tasks(_PAGE.read_text(encoding="utf-8")):
         if arguments.words.lower() not in task.title.lower():
             continue
-        _CONSOLE.rule(task.title)
+        CONSOLE.rule(task.title)
         try:
             before = _cpu_minutes()
             took = minutes(task)
         except (BenchError, subprocess.TimeoutExpired) as error:
-            _CONSOLE.print(f"bench-tasks: {task.title}: {error}", markup=False)
+            CONSOLE.print(f"bench-tasks: {task.title}: {error}", markup=False)
             failed += 1
             continue
         name = (task.title, "by the docs alone", "min")

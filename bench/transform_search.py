@@ -32,10 +32,10 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
-from rich.console import Console
 
 from bench import report
 from bench.criteo import schema
+from bench.report import CONSOLE
 from bench.servers import BUILD, ROOT, BenchError
 from bench.train.criteo import DLRM, Ads, ads_of
 from bench.train.runs import Case, Outcome, Stream, mean_and_error, mean_row, outcomes
@@ -52,7 +52,6 @@ from embertide.trainer.errors import TrainerError
 from embertide.trainer.eval.metrics import log_loss
 
 _FOLDER = BUILD / "bench" / "transform_search"
-_CONSOLE = Console(stderr=True, highlight=False)
 _CLAIM = "22.9"
 _ERRORS = 2.0
 _SCHEMA_IMPORTS = "from embertide.trainer.data.base import EventSchema, EventTimes, FeatureColumn"
@@ -154,12 +153,12 @@ def _search(folder: Path, *options: object) -> dict[str, Any]:
     for each in found["searched"]:
         gain = each["gain"] or {"loss": float("nan"), "error": float("nan")}
         best = each["best"]
-        _CONSOLE.print(
+        CONSOLE.print(
             f"  {' '.join(each['features'])}: {', '.join(best['steps'])}"
             f"{', missing' if best['missing'] else ''} {gain['loss']:+.5f} ± {gain['error']:.5f}"
             f"{' taken' if each['taken'] else ''}"
         )
-    _CONSOLE.print(f"  {found['verdict']}: {found['trials']} trials, {found['passes']} passes")
+    CONSOLE.print(f"  {found['verdict']}: {found['trials']} trials, {found['passes']} passes")
     return found
 
 
@@ -258,7 +257,7 @@ def planted(
     found: dict[str, list[list[Outcome]]] = {_DEFAULT: [], _FOUND: [], _ALIKE: []}
     truths = []
     for seed in data_seeds:
-        _CONSOLE.print(f"planted, seed {seed}")
+        CONSOLE.print(f"planted, seed {seed}")
         stream, config, truth = _write_planted(seed)
         truths.append(truth)
         said = ("--config", config, "--events", _LEARNED, "--jobs", jobs, *options)
@@ -285,7 +284,7 @@ def criteo(
     Raises:
         BenchError: The file is not of Criteo's ads, or a search failed.
     """
-    _CONSOLE.print("criteo")
+    CONSOLE.print("criteo")
     stream = Stream(path=path.resolve(), days=(0, 0), seen_by="C1")
     ads = ads_of(stream)
     folder = _FOLDER / "criteo"
@@ -321,7 +320,7 @@ def main() -> int:
         if given.criteo is not None:
             rows += criteo(given.criteo, seeds, given.jobs, options)
     except (BenchError, TrainerError) as error:
-        _CONSOLE.print(f"[red]bench-transforms: {error}")
+        CONSOLE.print(f"[red]bench-transforms: {error}")
         return 1
     report.write(BUILD / "bench" / "transform_search.json", ROOT, rows)
     report.show("transforms that a search found", rows)

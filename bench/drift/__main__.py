@@ -22,8 +22,9 @@ from bench.drift import (
     schedules,
     skew,
 )
-from bench.drift.local import CONSOLE, FOLDER
+from bench.drift.local import FOLDER
 from bench.drift.tasks import Source, sources
+from bench.report import CONSOLE
 from bench.servers import BUILD, ROOT, BenchError
 from embertide.server.adapters.process import ProcessError
 from embertide.trainer.errors import TrainerError

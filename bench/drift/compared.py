@@ -16,9 +16,10 @@ import numpy as np
 
 from bench import plot, report
 from bench.drift import heuristics, torchrec
-from bench.drift.local import CONSOLE, FOLDER
+from bench.drift.local import FOLDER
 from bench.drift.placed import outcome, planned, problem_of
 from bench.drift.tasks import Source, Task, tasks
+from bench.report import CONSOLE
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.planner import Problem
 from embertide.server.core.plan.planners import COMPARED, planner

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from bench import models, report
 from bench.drift import small_cases
-from bench.drift.local import CONSOLE, FOLDER
+from bench.drift.local import FOLDER
 from bench.nodes import Node, make_plan, publication_of, start_nodes
+from bench.report import CONSOLE
 from bench.servers import BUILD
 from bench.shapes import Shape
 from embertide.server.core.plan.flexshard import COPY_OVERHEAD, FlexShard

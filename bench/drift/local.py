@@ -22,16 +22,15 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from bench import report
 from bench.nodes import Node, start_nodes
+from bench.report import CONSOLE
 from bench.servers import BUILD, BenchError
 from embertide.trainer.data import open_events
 from embertide.trainer.data.keys import buckets_of
 from embertide.v1 import node_pb2
 
-CONSOLE = Console(stderr=True, highlight=False)
 FOLDER = BUILD / "bench" / "drift"
 TABLE = "cand"
 _EVERY_S = 1800  # of event time, between versions

@@ -26,8 +26,9 @@ import grpc
 import numpy as np
 
 from bench import models, report
-from bench.drift.local import CONSOLE, FOLDER
+from bench.drift.local import FOLDER
 from bench.nodes import publication_of
+from bench.report import CONSOLE
 from bench.servers import BUILD, BenchError, await_peer
 from bench.shapes import SEED, Shape
 from embertide.server.adapters.process import Child, free_ports

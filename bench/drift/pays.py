@@ -32,8 +32,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from bench import models, plot, report
-from bench.drift.local import CONSOLE, FOLDER
+from bench.drift.local import FOLDER
 from bench.nodes import Node
+from bench.report import CONSOLE
 from bench.servers import BUILD, BenchError
 from bench.shapes import SEED, Shape
 from bench.versions import Versions

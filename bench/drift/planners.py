@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import models, report
-from bench.drift.local import CONSOLE, FOLDER
+from bench.drift.local import FOLDER
 from bench.drift.optimum import Shape as Drawn
 from bench.drift.optimum import make_problem, optimum, ratio
 from bench.nodes import Node, make_plan, publication_of, start_nodes
+from bench.report import CONSOLE
 from bench.servers import BUILD
 from bench.shapes import Shape
 from embertide.server.core.demand import Demand

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from bench import report
-from bench.drift.local import CONSOLE
 from bench.drift.virtual import Floats, VirtualFleet, make_nodes, make_tables, zipf_demand
+from bench.report import CONSOLE
 from embertide.server.core.drift.options import DriftOptions
 
 _SEEDS = (1, 2, 3)

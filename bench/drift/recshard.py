@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from bench import report
 from bench.drift import small_cases
-from bench.drift.local import CONSOLE
 from bench.drift.traces import Keys, TableTrace, criteo, news, reuse
+from bench.report import CONSOLE
 from bench.store import ours
 from embertide import _store
 from embertide._store import CacheTrace

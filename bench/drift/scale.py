@@ -29,7 +29,7 @@ import redis
 import redis.asyncio
 
 from bench import report
-from bench.drift.local import CONSOLE
+from bench.report import CONSOLE
 from bench.servers import ROOT, BenchError
 from embertide.server.adapters import state as states
 from embertide.server.adapters.process import free_ports

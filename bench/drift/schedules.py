@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from bench import report
-from bench.drift.local import CONSOLE
+from bench.report import CONSOLE
 from bench.servers import ROOT, BenchError
 
 _EXPLORE, _KILLS = "tests/control/explore.py", "tests/control/test_killed_state.py"

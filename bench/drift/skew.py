@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import models, report
-from bench.drift.local import CONSOLE, FOLDER
+from bench.drift.local import FOLDER
 from bench.nodes import Node, publication_of, start_nodes
+from bench.report import CONSOLE
 from bench.servers import BUILD
 from bench.shapes import SEED, Shape
 from embertide.v1 import node_pb2

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
-from rich.console import Console
 
 from bench import report
 from bench.edges.pipeline import outcome
 from bench.edges.tables import PLANTED, Drawn, tables
+from bench.report import CONSOLE
 from bench.servers import BUILD
 
 CHUNK = 50
@@ -32,7 +32,6 @@ _DONE = BUILD / "bench" / "edges_files"
 _CLAIM = "A.1"
 # Where files cost no drive's time.
 _FAST = "/dev/shm" if Path("/dev/shm").is_dir() else None
-_CONSOLE = Console(stderr=True, highlight=False)
 
 
 def chunk(seed: int, number: int) -> list[Drawn]:
@@ -106,11 +105,11 @@ def run() -> Iterator[report.Row]:
             seen += json.loads(path.read_text())
             faults = sum(bool(each["fault"]) for each in seen)
             if done % 10 == 0:
-                _CONSOLE.print(f"{len(seen):,} of {total:,} tables, {faults} faults")
+                CONSOLE.print(f"{len(seen):,} of {total:,} tables, {faults} faults")
     kinds = Counter(each["fault"].partition(":")[0] for each in seen if each["fault"])
     for each in seen:
         if each["fault"]:
-            _CONSOLE.print(each["fault"], each["table"][:300], markup=False)
+            CONSOLE.print(each["fault"], each["table"][:300], markup=False)
     works = sum(each["works"] and not each["fault"] for each in seen)
     refused = sum(bool(each["message"]) and not each["fault"] for each in seen)
     case = f"{len(seen):,} generated tables"

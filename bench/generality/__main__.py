@@ -10,16 +10,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from bench import report
 from bench.generality import sets
 from bench.generality.cases import FOLDER, Case, case_of_set, rows_of, trials
+from bench.report import CONSOLE
 from bench.servers import BUILD, ROOT, BenchError
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.lab.trials import measured
 
-_CONSOLE = Console(stderr=True, highlight=False)
 _QUICK = 0.05  # of the rows
 
 
@@ -52,13 +50,13 @@ def main() -> int:
             rows += rows_of(case, found)
             wrong = found[1]["misread"]
             took = ", ".join(f"{run['seconds']:.0f}" for run in found[1:])
-            _CONSOLE.print(
+            CONSOLE.print(
                 f"{rows[-1].case}: {rows[-2].ours:.4f}, the peer {rows[-2].peer:.4f}; "
                 f"{found[1]['versions']} versions; {took} s"
                 + (f"; [red]misread: {', '.join(wrong)}" if wrong else "")
             )
     except (BenchError, TrainerError) as error:
-        _CONSOLE.print(f"[red]bench-generality: {error}")
+        CONSOLE.print(f"[red]bench-generality: {error}")
         return 1
     report.write(arguments.out, ROOT, rows)
     report.show("Defaults over data that nobody tuned them for", rows)

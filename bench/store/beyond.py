@@ -23,9 +23,9 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
 
 from bench import keys, report
+from bench.report import CONSOLE
 from bench.servers import BUILD
 from bench.shapes import Shape
 from bench.store import ours
@@ -33,7 +33,6 @@ from embertide.trainer.config import OptimizerConfig, RunConfig
 from embertide.trainer.data.base import Batch
 from embertide.trainer.model.learner import Learner, Prepared
 
-_CONSOLE = Console(stderr=True, highlight=False)
 _FOLDER = BUILD / "bench" / "beyond"
 _SHAPE = Shape(name="Criteo DLRM", rows=200_000)
 _BATCH, _WARM_STEPS, _STEPS, _REPETITIONS = 4096, 100, 10, 7
@@ -168,7 +167,7 @@ def run() -> Iterator[report.Row]:
     _FOLDER.mkdir(parents=True)
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, _FOLDER, ignore_errors=True)
-        _CONSOLE.print(f"[dim]{_SHAPE.tables * _SHAPE.rows:,} rows, twice")
+        CONSOLE.print(f"[dim]{_SHAPE.tables * _SHAPE.rows:,} rows, twice")
         quarter = _learner(quarter=True)
         yield from _uniform(quarter)
         yield from _steps(_learner(quarter=False), quarter)

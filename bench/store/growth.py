@@ -11,12 +11,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from bench import report
+from bench.report import CONSOLE
 from bench.store import programs
 
-_CONSOLE = Console(stderr=True, highlight=False)
 _ROWS = 1_600_000
 _BUCKET_BITS = (4, 0)
 _REPETITIONS = 5
@@ -50,11 +48,11 @@ def _run(program: Path, bits: int) -> _Run:
 
 def _show(case: str, run: _Run) -> None:
     inserts = run.inserts
-    _CONSOLE.print(f"{case}: inserts by how long they took")
+    CONSOLE.print(f"{case}: inserts by how long they took")
     for power, count in enumerate(inserts.histogram):
         if count:
-            _CONSOLE.print(f"  up to {2**power / 1000:>10,.1f} us {count:>10,}")
-    _CONSOLE.print(
+            CONSOLE.print(f"  up to {2**power / 1000:>10,.1f} us {count:>10,}")
+    CONSOLE.print(
         f"  over 1 ms {inserts.over_1_ms:,}, {inserts.over_1_ms_own:,} of them without a switch; a "
         f"loop that waits for nothing: {run.idle.over_1_ms:,}; one that writes to new pages: "
         f"{run.touches.over_1_ms:,}; longest CPU time of an insert "
@@ -65,7 +63,7 @@ def _show(case: str, run: _Run) -> None:
 def _longest(name: str, waits: Sequence[_Waits]) -> list[float]:
     """Print and return the longest of each run, ascending."""
     longest = sorted(each.longest_ns / 1000 for each in waits)
-    _CONSOLE.print(f"longest, {name}: " + ", ".join(f"{us:,.0f} us" for us in longest))
+    CONSOLE.print(f"longest, {name}: " + ", ".join(f"{us:,.0f} us" for us in longest))
     return longest
 
 

@@ -24,14 +24,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
 
 from bench import costs, report
+from bench.report import CONSOLE
 from bench.servers import BUILD, BenchError
 from bench.store import ours, peers
 from embertide import _store
 
-_CONSOLE = Console(stderr=True, highlight=False)
 ROWS = 10_000_000
 DIMS = (16, 64, 128)
 BAGS = (1, 10, 50)
@@ -190,12 +189,11 @@ def _kinds(level: str, case: str, dim: int) -> Iterator[Kind]:
 
 
 def _against_dense(dim: int, rows: int, kind: Kind) -> Iterator[report.Row]:
-    """Yield rows against TBE, EmbeddingBag and the random-line limit."""
+    """Yield rows against TBE and the random-line limit."""
     special = kind.special
     options = {"sums": kind.sums, "index": kind.index}
     side = Ours(ours.fill(rows, dim, kind.dtype, live_chunks=kind.live_chunks, **options))
     tbe = peers.Tbe(rows, dim)
-    bag = peers.Bag(tbe)
     lines = RandomLines(min(rows * dim * 4, 1 << 30))
     rng = np.random.default_rng(2)
     batches = _batches(rng, rows)
@@ -205,16 +203,14 @@ def _against_dense(dim: int, rows: int, kind: Kind) -> Iterator[report.Row]:
         offsets = torch.arange(0, KEYS + 1, case.bag)
         ids = [torch.from_numpy(each) for each in drawn]
         places = [rng.integers(0, lines.count, KEYS).astype(np.uint64) for _ in drawn]
-        ours_s, tbe_s, bag_s, line_s = turns(
+        ours_s, tbe_s, line_s = turns(
             [
                 [side.lookup(ours.keys_of(each), case.bag, case.threads) for each in drawn],
                 [partial(tbe.lookup, each, offsets) for each in ids],
-                [partial(bag.lookup, each, offsets) for each in ids],
                 [partial(lines.read, each) for each in places],
             ]
         )
         yield _row(case, ours_s, tbe_s, tbe.name)
-        yield _row(case, ours_s, bag_s, bag.name)
         if case.exponent == 0 and case.threads == 1:
             yield _share_of_limit(case, ours_s, line_s, kind)
 
@@ -293,25 +289,17 @@ def measure(
     """Yield the rows of cases by the vectors of this process, means behind what they are of."""
     for dim, name in itertools.product(dims, cases):
         for kind in _kinds(level, name, dim):
-            _CONSOLE.print(f"pooled lookup, {level}, dim {dim}{kind.special}: {rows:,} rows")
+            CONSOLE.print(f"pooled lookup, {level}, dim {dim}{kind.special}: {rows:,} rows")
             dense = list(_against_dense(dim, rows, kind))
             yield from dense
             if name == "dense":
                 usual = next(row for row in dense if row.case == str(Case(dim, 10, 0.0, 1)))
                 costs.note("ddr_us", row_bytes=4 * dim, us=1 / usual.ours, by="make bench-store")
-            for peer in (peers.Tbe.name, peers.Bag.name):
-                of_peer = [row for row in dense if row.peer_name == peer]
-                with_bar = peer == peers.Tbe.name
-                yield from _means(
-                    of_peer,
-                    dim,
-                    kind.special,
-                    kind.bar if with_bar else 0.0,
-                    _CLAIM if with_bar else "",
-                )
+            of_tbe = [row for row in dense if row.peer_name == peers.Tbe.name]
+            yield from _means(of_tbe, dim, kind.special, kind.bar, _CLAIM)
             gc.collect()
         if name == "pruned":
-            _CONSOLE.print(f"pooled lookup, {level}, dim {dim}, pruned: {rows:,} rows")
+            CONSOLE.print(f"pooled lookup, {level}, dim {dim}, pruned: {rows:,} rows")
             pruned = list(_against_pruned_hash(dim, rows))
             yield from pruned
             yield from _means(pruned, dim, "", _PRUNED_HASH_BAR)

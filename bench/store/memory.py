@@ -2,36 +2,28 @@
 
 Rows come in random order, a hundredth of them at a time, so that all buckets grow alike; after each
 bucket's share the store's own account is read, which holds it to its budget. Each side runs in a
-process of its own, whose resident memory the account is checked against. Redis keeps rows as
-strings, absl::flat_hash_map as values; FBGEMM's hash map stands beside a dense table. RocksDB keeps
-rows on the disk, and is compared with a store whose rows are mostly there.
+process of its own, whose resident memory the account is checked against. FBGEMM's hash map stands
+beside a dense table.
 """
 
 import dataclasses
-import json
 import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import redis
-from rich.console import Console
 
 from bench import report
-from bench.servers import BUILD
-from bench.store import ours, peers, programs, ssd
+from bench.report import CONSOLE
+from bench.store import ours, peers
 from embertide import _store
-from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.data.keys import buckets_of
 
-_CONSOLE = Console(stderr=True, highlight=False)
 _ROWS = 4_000_000
 _DIM = 32
 _PAYLOAD = 4 * _DIM
 _SHARES = 100
-# Bytes a row that the store may take where most rows are on the SSD: its index, and some rows.
-_SSD_MEMORY = 48
 # Sizes below this say more of the store's own directory than of rows.
 _FROM = 400_000
 _MEAN_BAR, _WORST_BAR, _ALLOCATOR_BAR = 14.0, 18.0, 1.03
@@ -85,55 +77,6 @@ def _note(store: _store.Store, rows: list[int], over: list[float]) -> None:
     over.append(used / stats["rows"] - _PAYLOAD)
 
 
-def _redis() -> float:
-    log = BUILD / "bench" / "redis.log"
-    options = RedisOptions(log=log, max_memory_bytes=4 << 30)
-    rows = _ROWS // 4
-    keys = ours.keys_of(np.arange(rows))
-    values = np.random.default_rng(1).random((rows, _DIM), np.float32)
-    with RedisServer(options) as server:
-        client = redis.Redis.from_url(server.url)
-        before = client.info("memory")["used_memory"]
-        for part in np.array_split(np.arange(rows), rows // 10_000):
-            pipe = client.pipeline(transaction=False)
-            for row in part:
-                pipe.set(keys[row].tobytes(), values[row].tobytes())
-            pipe.execute()
-        used = int(client.info("memory")["used_memory"] - before)
-    return used / rows - _PAYLOAD
-
-
-def _flat_hash_map() -> tuple[float, float]:
-    """Return bytes a row over payload of absl's map: mean and worst while it grows."""
-    said = json.loads(programs.run(programs.build("map_peer"), _ROWS, _FROM))
-    return said["mean"], said["worst"]
-
-
-def _on_the_ssd(case: str) -> Iterator[report.Row]:
-    """Compare rows on the SSD with RocksDB's: memory beside them, and bytes on the disk."""
-    name = "RocksDB: indexes, filters, memtables"
-    program = ssd.build()
-    with (
-        programs.folder(ssd.FOLDER) as path,
-        ssd.Peer(program, path, rows=_ROWS, dim=_DIM, memory_bytes=_ROWS * _SSD_MEMORY) as peer,
-    ):
-        said = peer.loaded
-    case = f"{case}, serve, {1 - said['ddr_rows_share']:.0%} on the SSD"
-    for metric, ours_bytes, theirs in (
-        ("memory, full", "index_bytes", "rocksdb_bytes"),
-        ("memory, worst of loading", "index_bytes_max", "rocksdb_bytes_max"),
-    ):
-        yield _row(case, metric, said[ours_bytes] / _ROWS, said[theirs] / _ROWS, name, 0.0)
-    yield _row(
-        case,
-        "disk",
-        said["ssd_bytes"] / said["ssd_rows"] - _PAYLOAD,
-        said["rocksdb_disk_bytes"] / _ROWS - _PAYLOAD,
-        "RocksDB, compacted",
-        0.0,
-    )
-
-
 def _pruned_hash() -> float:
     before = report.resident_bytes()
     peer = peers.PrunedHash(_ROWS, _DIM)
@@ -166,9 +109,9 @@ def _row(case: str, metric: str, value: float, peer: float, name: str, bar: floa
 def run() -> Iterator[report.Row]:
     """Yield the rows of the report; bars on ours alone are stated against the bar itself."""
     case = f"{_ROWS:,} rows of {_DIM} floats"
-    _CONSOLE.print(f"bytes a row: {case}")
+    CONSOLE.print(f"bytes a row: {case}")
     serve: Grown = _in_process(_grow, "serve")
-    mean, worst = statistics.fmean(serve.over_payload), max(serve.over_payload)
+    mean = statistics.fmean(serve.over_payload)
     lean: Grown = _in_process(_grow, "serve", "lean")
     for name, grown in (("serve", serve), ("serve, lean index", lean)):
         over = grown.over_payload
@@ -193,11 +136,6 @@ def run() -> Iterator[report.Row]:
             ),
             unit="bytes",
         )
-    yield _row(f"{case}, serve", "full", serve.over_payload[-1], _redis(), "Redis strings", 0.0)
-    map_mean, map_worst = _flat_hash_map()
-    yield _row(f"{case}, serve", "mean of growth", mean, map_mean, "absl::flat_hash_map", 0.0)
-    yield _row(f"{case}, serve", "worst of growth", worst, map_worst, "absl::flat_hash_map", 0.0)
-    yield from _on_the_ssd(case)
     peer = peers.PrunedHash.name
     yield _row(
         f"{case}, serve", "full", serve.over_payload[-1], _in_process(_pruned_hash), peer, 0.0

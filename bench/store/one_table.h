@@ -20,9 +20,7 @@ inline void ExitIfError(const Status& status) {
 
 // `spare_bytes`: of DDR, beside the payload of `rows` rows.
 inline std::unique_ptr<Store> OpenOneTable(uint32_t dim, uint32_t bucket_bits, uint64_t rows,
-                                           uint64_t spare_bytes, ReadObserver* observer = nullptr,
-                                           SumKind sums = SumKind::kFp64,
-                                           IndexKind index = IndexKind::kPlain) {
+                                           uint64_t spare_bytes) {
   TableConfig table;
   table.name = "table";
   table.layout = {1, static_cast<uint16_t>(dim), DType::kFp32};
@@ -30,9 +28,6 @@ inline std::unique_ptr<Store> OpenOneTable(uint32_t dim, uint32_t bucket_bits, u
   StoreOptions options;
   options.tables = {table};
   options.ddr_budget_bytes = rows * 4 * dim + spare_bytes;
-  options.observer = observer;
-  options.sums = sums;
-  options.index = index;
   auto opened = Store::Open(options);
   if (!opened.ok()) ExitIfError(opened.status());
   return std::move(*opened);

@@ -1,4 +1,4 @@
-"""FBGEMM's table-batched embeddings (TBE) and torch's EmbeddingBag, beside a store of ours.
+"""FBGEMM's table-batched embeddings (TBE), beside a store of ours.
 
 `make bench-store` puts FBGEMM into `build/peers`, out of the way of the environment. Shapes: N
 keys, B bags, D dimensions, R rows.
@@ -108,24 +108,6 @@ class TrainingTbe:
         assert self._pooled is not None
         self._pooled.backward(gradients_BE)
         self._pooled = None
-
-
-class Bag:
-    """torch.nn.EmbeddingBag over the rows of a TBE."""
-
-    name = "nn.EmbeddingBag"
-
-    def __init__(self, of: Tbe) -> None:
-        """Share the rows."""
-        self._module = torch.nn.EmbeddingBag.from_pretrained(
-            of.weights_RD, mode="sum", include_last_offset=True
-        )
-
-    def lookup(self, ids_N: Tensor, offsets_B: Tensor) -> Tensor:
-        """Return pooled rows."""
-        with torch.no_grad():
-            pooled: Tensor = self._module(ids_N, offsets_B)
-        return pooled
 
 
 class PrunedHash:

@@ -2,32 +2,25 @@
 
 2 GB of rows of 512 bytes, DDR a tenth of that with its index. By turns, the files out of the page
 cache before each start: a start on an empty directory (all rows from the snapshot), a seal,
-SIGKILL, a start from the seal, SIGKILL. Then what seals cost beside a reader of 64 keys and a
-writer of 5,000 rows a second, by turns with windows without one: DDR that holds all rows, so that
-a seal writes all of them and nothing else makes anyone wait; and DDR of a quarter.
+SIGKILL, a start from the seal, SIGKILL.
 """
 
 import json
 import os
 import shutil
-import statistics
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from bench import report
+from bench.report import CONSOLE
 from bench.servers import BUILD, BenchError
 from bench.store import programs
 
-_CONSOLE = Console(stderr=True, highlight=False)
 _FOLDER = BUILD / "bench" / "recovery"
 _ROWS, _DIM = 4_000_000, 128
-_COST_ROWS, _COST_WINDOWS, _COST_SECONDS = 1_000_000, 5, 2
 _REPETITIONS = report.LEAST_REPETITIONS
-_MOST_SLOWER = 1.1  # a reader's p99 while a seal is written
 
 
 def _forget(folder: Path) -> None:
@@ -74,16 +67,6 @@ class Recovery:
             raise BenchError(f"a start that was to be from_seal={from_seal} said {said}")
         return said[0], said[1]
 
-    def cost(
-        self, rows: int, ddr_percent: int, windows: int, seconds: float
-    ) -> list[dict[str, Any]]:
-        """Return what reader and writer saw in each window, by turns without and with a seal."""
-        words = self._words("cost", rows, ddr_percent, windows, seconds)
-        seen = [json.loads(line) for line in programs.run(self._program, *words).splitlines()]
-        if any(window["refused"] for window in seen):
-            raise BenchError("rows were refused")
-        return seen
-
 
 def _starts(recovery: Recovery) -> Iterator[report.Row]:
     recovery.write(_ROWS)
@@ -95,7 +78,7 @@ def _starts(recovery: Recovery) -> Iterator[report.Row]:
         ready["snapshot"].append(from_snapshot["seconds"])
         ready["seal"].append(from_seal["seconds"])
         sealed.append(seal)
-        _CONSOLE.print(
+        CONSOLE.print(
             f"[dim]ready after {from_snapshot['seconds']:.2f} s from the snapshot "
             f"({from_snapshot['ssd_rows']:,} rows on the SSD), {from_seal['seconds']:.2f} s from a "
             f"seal of {seal['bytes']:,} bytes, written in {seal['sealed_seconds']:.2f} s"
@@ -110,31 +93,8 @@ def _starts(recovery: Recovery) -> Iterator[report.Row]:
     )
 
 
-def _cost(recovery: Recovery, ddr_percent: int) -> Iterator[report.Row]:
-    windows = recovery.cost(_COST_ROWS, ddr_percent, _COST_WINDOWS, _COST_SECONDS)
-    case = f"{_COST_ROWS / 1e6:.2g} M x {4 * _DIM} B, DDR {ddr_percent}% of the rows"
-    for metric, unit in (("read_us_p50", "us"), ("read_us_p99", "us"), ("write_us_p99", "us")):
-        sides = [
-            [w[metric] for w in windows if w["sealing"] == sealing] for sealing in (True, False)
-        ]
-        yield report.compare(
-            (case, f"{metric.replace('_us_', ' ')} while a seal is written", unit),
-            sides[0],
-            sides[1],
-            peer_name="no seal",
-            better="lower",
-            target=_MOST_SLOWER if metric.startswith("read") else 0.0,
-        )
-    written = windows[-1]["seal_bytes"] / (_COST_WINDOWS * _COST_SECONDS)
-    reads = statistics.median(w["reads"] for w in windows)
-    _CONSOLE.print(f"[dim]{case}: {written / 1e6:.1f} MB/s of seal, {reads:,.0f} reads a window")
-
-
 def run() -> Iterator[report.Row]:
     """Yield the rows of the report."""
     program = programs.build("recovery")
     with programs.folder(_FOLDER) as folder:
-        recovery = Recovery(program, folder)
-        yield from _starts(recovery)
-        yield from _cost(recovery, 150)
-        yield from _cost(recovery, 25)
+        yield from _starts(Recovery(program, folder))

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
-from rich.console import Console
 
 from bench import report
+from bench.report import CONSOLE
 from bench.store import lookup, ours
 
-_CONSOLE = Console(stderr=True, highlight=False)
 SIZES = (1_000_000, 10_000_000, 100_000_000)
 _DIM, _BAG = 16, 10
 _BATCHES = 10  # and one more, first, that does not count
@@ -25,7 +24,7 @@ _CLAIM = "23.6"
 
 def _measure(rows: int) -> tuple[list[float], list[float]]:
     """Return the nanoseconds a key and a random line of each turn."""
-    _CONSOLE.print(f"cost by rows: {rows:,} rows")
+    CONSOLE.print(f"cost by rows: {rows:,} rows")
     store = ours.fill(rows, _DIM, "fp16")
     lines = lookup.RandomLines(store.stats()["ddr_payload_bytes"] + store.stats()["index_bytes"])
     side = lookup.Ours(store)

@@ -11,21 +11,20 @@ import dataclasses
 import json
 import shutil
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 from matplotlib.figure import Figure
-from rich.console import Console
 
 from bench import costs, report
-from bench.servers import BUILD, ROOT, BenchError
+from bench.report import CONSOLE
+from bench.servers import BUILD, BenchError
 from bench.store import programs
 
-_CONSOLE = Console(stderr=True, highlight=False)
 PROGRAM = "ssd_peer"
 FOLDER = BUILD / "bench" / "ssd"
-_ROWS, _DIM = 5_760_000, 128
+_DIM = 128
 _MEMORY_SHARE = 0.1
 _DEPTH = 128  # kReadDepth of backend_cpp/ssd/block_file.h
 _RUN_S = 3.0
@@ -95,7 +94,7 @@ class Peer:
         self._process.stdin.write(f"{who} {engine} {threads} {_RUN_S} {batch}\n")
         self._process.stdin.flush()
         run = Run(**self._answer())
-        _CONSOLE.print(
+        CONSOLE.print(
             f"[dim]{who} {engine}, {threads} threads, batches of {batch}: "
             f"{run.rows_per_s:,.0f} rows/s, {run.rows_per_cpu_s:,.0f} rows/CPU-s"
         )
@@ -114,7 +113,7 @@ def _fio(engine: str) -> float:
     if done.returncode != 0:
         raise BenchError(f"fio: {done.stderr.strip()}")
     rate = float(json.loads(done.stdout)["jobs"][0]["read"]["iops"])
-    _CONSOLE.print(f"[dim]fio {engine}: {rate:,.0f} blocks/s")
+    CONSOLE.print(f"[dim]fio {engine}: {rate:,.0f} blocks/s")
     return rate
 
 
@@ -135,7 +134,7 @@ Curves = dict[str, list[Run]]
 def _measure(rows: int, repetitions: int) -> tuple[list[report.Row], Curves, dict[str, Any]]:
     if shutil.which("fio") is None:
         raise BenchError("fio is missing: apt-get install fio")
-    _CONSOLE.print(f"loading {rows:,} rows of {4 * _DIM} bytes into both")
+    CONSOLE.print(f"loading {rows:,} rows of {4 * _DIM} bytes into both")
     with programs.folder(FOLDER) as path, load(build(), path, rows) as peer:
         curves: Curves = {
             "RocksDB MultiGet": [peer.run("rocksdb", threads=threads) for threads in _THREADS],
@@ -234,28 +233,12 @@ def _draw(curves: Curves, output: Path) -> None:
     figure.savefig(output, metadata={"Date": None})
 
 
-def main() -> int:
-    """Run the benchmark; the exit code says whether it ran, not whether targets were reached."""
-    parser = argparse.ArgumentParser(prog="bench.store.ssd", description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
-    parser.add_argument("--rows", type=int, default=_ROWS)
-    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "ssd.json")
-    arguments = parser.parse_args()
-    try:
-        rows, curves, loaded = _measure(arguments.rows, arguments.repetitions)
-    except BenchError as error:
-        _CONSOLE.print(f"[red]bench-ssd: {error}")
-        return 1
-    report.write(arguments.out, ROOT, rows)
-    _draw(curves, arguments.out.with_suffix(".svg"))
-    report.show("SSD tier", rows)
-    _CONSOLE.print(
+def run(given: argparse.Namespace) -> Iterator[report.Row]:
+    """Yield the rows of the report; draws both sides' rates by threads."""
+    rows, curves, loaded = _measure(given.rows, given.repetitions)
+    _draw(curves, given.out / "store_ssd_threads.svg")
+    CONSOLE.print(
         f"{loaded['ddr_rows_share']:.1%} of the rows lay in DDR, index {loaded['index_bytes']:,} "
         f"bytes; loading wrote {loaded['write_amplification']:.2f} bytes a byte of row"
     )
-    _CONSOLE.print(f"written to {arguments.out}, and .svg")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield from rows

@@ -18,13 +18,12 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
 
 from bench import report
+from bench.report import CONSOLE
 from bench.store import ours, peers
 from embertide import _store
 
-_CONSOLE = Console(stderr=True, highlight=False)
 EXPONENTS = (0.0, 1.05, 1.2)
 THREADS = (1, 2)
 _REPETITIONS = 7  # and one more, first, that does not count
@@ -156,7 +155,7 @@ def _measure(case: Case, side: Ours, tbe: peers.TrainingTbe) -> Iterator[report.
 def measure(level: str, cases: Sequence[str]) -> Iterator[report.Row]:
     """Yield the rows of cases, `one` table or `many`, by the vectors of this process."""
     for model in (_MODELS[case] for case in cases):
-        _CONSOLE.print(f"training, {level}: {model.tables} x {model.rows:,} rows of {model.dim}")
+        CONSOLE.print(f"training, {level}: {model.tables} x {model.rows:,} rows of {model.dim}")
         side = Ours(model)
         tbe = peers.TrainingTbe(model.tables, model.rows, model.dim, _RATE, _EPSILON)
         for threads, exponent, (samples, bag) in itertools.product(

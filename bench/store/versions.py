@@ -9,13 +9,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
-
 from bench import report
+from bench.report import CONSOLE
 from bench.servers import BenchError
 from bench.store import programs
 
-_CONSOLE = Console(stderr=True, highlight=False)
 _RATES = (0, 10_000, 100_000)
 _SECONDS = 3.0
 _REPETITIONS = 5
@@ -52,7 +50,7 @@ def run() -> Iterator[report.Row]:
     for rate in _RATES[1:]:
         runs = seen[rate]
         versions = sum(each.versions for each in runs)
-        _CONSOLE.print(f"{rate:,} rows/s: {versions} versions, worst {runs[-1].worst_us:,.0f} us")
+        CONSOLE.print(f"{rate:,} rows/s: {versions} versions, worst {runs[-1].worst_us:,.0f} us")
         for metric, bar in (("p99_us", _BAR), ("p50_us", 0.0)):
             yield report.compare(
                 (f"{rate:,} rows/s in 10 versions/s", metric, "us"),

@@ -14,14 +14,12 @@ import os
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from bench import plot, report
+from bench.report import CONSOLE
 from bench.servers import BUILD, ROOT, BenchError
 from bench.train.runs import Stream
 from embertide.trainer.errors import TrainerError
 
-_CONSOLE = Console(stderr=True, highlight=False)
 _PARTS = ("quality", "pruning", "drift")
 _OWN = ("speed", "memory")
 _KNOWN = (*_PARTS, "beyond", "budget", "criteo", "dense", "labels", *_OWN)
@@ -67,7 +65,7 @@ def main() -> int:
             report.show(f"The trainer: {part}", rows)
             plot.draw(f"The trainer: {part}", rows, arguments.out / f"train_{part}.svg")
     except (BenchError, TrainerError) as error:
-        _CONSOLE.print(f"[red]bench-train: {error}")
+        CONSOLE.print(f"[red]bench-train: {error}")
         return 1
     return 0
 

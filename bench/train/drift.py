@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from bench import plot, report
+from bench.report import CONSOLE
 from bench.servers import BUILD
 from bench.train import pruning
 from bench.train.quality import DLRM
@@ -31,7 +31,6 @@ from embertide.trainer.data.generator import HOUR_S, NewsConfig, NewsSource
 from embertide.trainer.data.limit import blocks
 from embertide.trainer.eval.metrics import Prequential, auc
 
-_CONSOLE = Console(stderr=True, highlight=False)
 _PICTURES = BUILD / "bench"
 _SHARES = (10, 50)
 _LINES: tuple[tuple[str, Utility], ...]
@@ -181,7 +180,7 @@ def _residency(stream: Stream, seed: int, jobs: int) -> list[report.Row]:
     picture = _PICTURES / "train_drift_resident.svg"
     title = "Lookups of the next hour that find a row, against as many keys of an oracle"
     plot.curves(title, ("day", "ratio"), lines, picture, in_time=True)
-    _CONSOLE.print(f"the curve: {picture}")
+    CONSOLE.print(f"the curve: {picture}")
     return rows
 
 
@@ -223,7 +222,7 @@ def _recovery(seeds: Sequence[int], jobs: int) -> list[report.Row]:
     picture = _PICTURES / "train_drift_swap.svg"
     title = f"AUC lost against an unpruned model without the swap, at hour {_NEWS.swap_hour}"
     plot.curves(title, ("hour", "loss of AUC"), lines, picture, in_time=True)
-    _CONSOLE.print(f"the curve: {picture}")
+    CONSOLE.print(f"the curve: {picture}")
     return rows
 
 

@@ -21,9 +21,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from bench import plot, report
+from bench.report import CONSOLE
 from bench.servers import BUILD
 from embertide.trainer.config import PruneConfig, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
@@ -32,7 +31,6 @@ from embertide.trainer.presets import news_model, news_rates
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.run.loop import Trainer
 
-_CONSOLE = Console(stderr=True, highlight=False)
 _EVENTS = 20_000_000
 _PICTURE = BUILD / "bench" / "train_memory_curve.svg"
 # About 50,000 events an hour, 4,000 new items in each of 420.
@@ -112,7 +110,7 @@ def run(events: int | None) -> list[report.Row]:
         "its store": [(each.events / 1e6, each.store / 1e6, 0.0) for each in samples],
     }
     plot.curves("Memory of a trainer", ("million events", "MB"), curve, _PICTURE, in_time=True)
-    _CONSOLE.print(f"{samples[-1].rows:,} rows at the end; the curve: {_PICTURE}")
+    CONSOLE.print(f"{samples[-1].rows:,} rows at the end; the curve: {_PICTURE}")
     quarter = len(samples) // 4
     case = f"{samples[-1].events / 1e6:.1f} M events"
     first, last = samples[quarter // 2 : quarter // 2 + quarter], samples[-quarter:]

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from bench import plot, report
+from bench.report import CONSOLE
 from bench.servers import BUILD
 from bench.train.quality import COUNTERS, CROSSED, DLRM, HISTORY
 from bench.train.runs import (
@@ -26,7 +25,6 @@ from bench.train.runs import (
 )
 from embertide.trainer.config import ModelConfig, PruneConfig, RunConfig, Utility
 
-_CONSOLE = Console(stderr=True, highlight=False)
 _CURVE = BUILD / "bench" / "train_pruning_curve.svg"
 _SHARES = (2, 5, 10, 20, 50, 200)
 _PEER_SHARES = (10, 50)
@@ -233,7 +231,7 @@ def compare(
             line = curve.setdefault(point.line, [])
             line.append((taken / 1e6, *mean_and_error(_aucs(outcome))))
     plot.curves("AUC against bytes", ("MB, by the store's account", "AUC"), curve, picture)
-    _CONSOLE.print(f"the curve: {picture}")
+    CONSOLE.print(f"the curve: {picture}")
     return rows
 
 

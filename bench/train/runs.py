@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench import report
+from bench.report import CONSOLE
 from bench.servers import BUILD, ROOT
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data import open_events
@@ -32,7 +32,6 @@ from embertide.trainer.lab.trials import Trial, measured
 from embertide.trainer.model.learner import Learner, Prepared
 
 DAY_S = 86_400
-_CONSOLE = Console(stderr=True, highlight=False)
 _FOLDER = BUILD / "bench" / "train"
 # What decides the figures beside the configuration and the experiment.
 _CODE = ("trainer", "backend_cpp", "pyproject.toml")
@@ -199,7 +198,7 @@ def outcomes(
         for case in cases
     ]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=_CONSOLE) as bar:
+    with Progress(*columns, TimeElapsedColumn(), console=CONSOLE) as bar:
         task = bar.add_task("training runs", total=len(trials))
         found = measured(
             trials, _FOLDER, jobs=jobs, done=lambda count: bar.update(task, completed=count)

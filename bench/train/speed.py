@@ -25,11 +25,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
 from torch import Tensor, nn
 
 from bench import keys, report
 from bench.criteo import schema
+from bench.report import CONSOLE
 from bench.servers import BUILD
 from bench.shapes import Shape
 from bench.store import ours, peers
@@ -45,7 +45,6 @@ from embertide.trainer.eval.metrics import Prequential, auc
 from embertide.trainer.model.learner import Learner
 from embertide.trainer.presets import news_model, news_rates
 
-_CONSOLE = Console(stderr=True, highlight=False)
 _REPETITIONS = 5  # and one more, first, that does not count
 _THREADS = (1, 2)
 _DLRM = Shape(name="Criteo DLRM", rows=200_000)
@@ -248,7 +247,7 @@ def _pruned(learner: Learner, pruned: Learner) -> report.Row:
     case = f"pruned to 1/{_PRUNE_SHARE}, {_PRUNE_BATCH} samples"
     comparison = _Comparison(case, _PRUNE_BATCH * _PRUNE_EVERY, "not pruned", _PRUNE_BAR)
     row = comparison.row(1, *sides)
-    _CONSOLE.print(f"{pruned.rows.passes} passes: {pruned.rows.pruning()}")
+    CONSOLE.print(f"{pruned.rows.passes} passes: {pruned.rows.pruning()}")
     return row
 
 
