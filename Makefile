@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev libmicrohttpd-dev libssl-dev openssl protobuf-compiler-grpc pkg-config python3-dev \
   python3-venv libb64-0d clang-19 libclang-rt-19-dev redis-tools
 
-.PHONY: configure help accept demo chaos soak bench-fresh bench-overload dev cpp serving check check-style check-words check-types check-protos check-cpp proto-baseline test test-long kill-test bench-checkpoints bench-model bench-generality bench-serve bench-remote bench-security bench-edges bench-front bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-transforms bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan test-aarch64 fuzz fuzz-targets fuzz-long images pins sbom lock wheel site clean
+.PHONY: configure help accept demo chaos soak bench-fresh bench-overload dev cpp serving check check-style check-words check-types check-protos check-cpp proto-baseline test test-long kill-test bench-checkpoints bench-model bench-generality bench-serve bench-remote bench-security bench-edges bench-front bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan test-aarch64 fuzz fuzz-targets fuzz-long images pins sbom lock wheel site clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -167,8 +167,8 @@ bench-front: dev cpp ## storms of impatient callers, speed and conformance of se
 accept: dev ## a cluster of yours taken through what docs/kubernetes.md says, KUBECONFIG=file; twenty minutes
 	$(BIN)/python tests/k8s/accept.py --kubeconfig "$(KUBECONFIG)" --out build/accept.json
 
-bench-drift: dev cpp $(if $(or $(if $(PARTS),,all),$(findstring torchrec,$(PARTS))),build/.torchrec) ## what following the drift is worth; DATA=clicks.parquet, CRITEO=criteo.parquet, PARTS=local,skew
-	$(BIN)/python -m bench.drift $(if $(DATA),--data "$(DATA)") $(if $(CRITEO),--criteo "$(CRITEO)") $(if $(PARTS),--parts $(PARTS))
+bench-drift: dev cpp $(if $(or $(if $(PARTS),,all),$(findstring torchrec,$(PARTS))),build/.torchrec) ## what following the drift is worth; DATA=clicks.parquet, CRITEO=criteo.parquet, PARTS="local skew"
+	$(BIN)/python -m bench.drift $(PARTS) $(if $(DATA),--data "$(DATA)") $(if $(CRITEO),--criteo "$(CRITEO)")
 
 bench-reshard: dev cpp ## twenty reshards under load and versions; six minutes
 	$(BIN)/python -m bench.reshard
@@ -209,9 +209,6 @@ bench-ssd: dev cpp ## the SSD tier against RocksDB and fio (librocksdb-dev, fio)
 
 bench-train: dev $(if $(filter speed,$(PARTS)),build/.peers) ## quality of trained models on a file of clicks, DATA=clicks.parquet; speed against FBGEMM; PARTS="quality" for one part; runs are resumed
 	$(BIN)/python -m bench.train $(PARTS) $(if $(DATA),--data "$(DATA)")
-
-bench-transforms: dev ## transforms that a search finds on planted data, and with CRITEO=criteo.parquet on ads; trials are resumed; half an hour
-	$(BIN)/python -m bench.transform_search $(if $(CRITEO),--criteo "$(CRITEO)")
 
 bench-ranks: dev cpp build/.torchrec ## one run of many ranks: against TorchRec and one process, over a wire, quality, kills, pods; PARTS="speed wire", DATA=clicks.parquet; alone on the machine
 	$(BIN)/python -m bench.ranks $(PARTS) $(if $(DATA),--data "$(DATA)")

@@ -1,7 +1,8 @@
 """Claims that the project's tests hold: `python -m bench.held PART ...`.
 
 `model` is a model's life: what a feature costs that comes later is a row of `bench.change`, what
-late labels cost one of `python -m bench.train labels`. `security` is what keeps strangers out: what
+late labels cost one of `python -m bench.train labels`. `drift` is of moves; schedules by chance are
+a part of `bench.edges`. `security` is what keeps strangers out: what
 TLS costs is a row of `bench.remote`.
 """
 
@@ -28,6 +29,10 @@ CLAIMS = {
         ("1,000 steps as TorchRec's", "trainer/test_torchrec_page.py", "test_", "22.7"),
         ("every page: snippets, links, messages, words", "docs", "test_", "22.8"),
     ),
+    "drift": (
+        ("bad requests refused, nothing changed", "control/test_refusals.py", "test_", "19.9"),
+        ("Redis killed in a move", "control/test_killed_state.py", "test_", "19.7"),
+    ),
     "security": (
         ("nobody gets in whom no page names", "e2e/test_who_gets_in.py", "test_", "21.1"),
         ("Triton's doors ask for a key", "e2e/test_doors.py", "test_", "21.1"),
@@ -37,20 +42,14 @@ CLAIMS = {
 }
 
 
-def run_tests(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run pytest with these arguments, quietly; what it prints is in the result."""
-    return subprocess.run(
-        [*_PYTEST, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-
-
 def held(case: str, tests: str, chosen: str, *, claim: str) -> report.Row:
     """Run tests, the long ones too; return whether all that were chosen passed.
 
     Raises:
         BenchError: None ran.
     """
-    done = run_tests("-m", "not gpu", "-k", chosen, tests)
+    command = [*_PYTEST, "-m", "not gpu", "-k", chosen, tests]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     said = _SAID.search(done.stdout)
     if said is None:
         raise BenchError(f"{tests} -k {chosen!r} ran no test: {done.stdout[-500:]}")

@@ -205,10 +205,10 @@ def sequences_answer(problem: Problem, copy_bytes: float) -> tuple[Proposal, flo
     return proposal, group.busiest(owned_DB, copies), best_link(group, copy_bytes)
 
 
-def recshard() -> list[report.Row]:
+def recshard(cases: int = _CASES) -> list[report.Row]:
     """Return how far recshard is from the best of all answers."""
     ratios, gaps = [], []
-    for seed in range(_CASES):
+    for seed in range(cases):
         random = np.random.default_rng(seed)
         _, ours, best = tiers_answer(tiers_problem(random, devices=2 + seed % 2))
         ratios.append(ours / best)
@@ -219,7 +219,7 @@ def recshard() -> list[report.Row]:
             gaps.append(missed(curves, by_hulls(curves, room)) / missed(curves, exact) - 1)
     return [
         report.measure(
-            ("recshard, 200 small cases", "score over the best of all, worst", "x"),
+            (f"recshard, {cases} small cases", "score over the best of all, worst", "x"),
             [max(ratios)],
             better="lower",
             target=_NEAR,
@@ -235,10 +235,10 @@ def recshard() -> list[report.Row]:
     ]
 
 
-def flexshard() -> list[report.Row]:
+def flexshard(cases: int = _CASES) -> list[report.Row]:
     """Return how far flexshard is from the best of a fine grid of answers."""
     ratios = []
-    for seed in range(_CASES):
+    for seed in range(cases):
         random = np.random.default_rng(seed)
         problem = sequences_problem(random)
         _, ours, best = sequences_answer(problem, float(random.uniform(20, 800)) * 1024)
@@ -247,7 +247,7 @@ def flexshard() -> list[report.Row]:
             ratios.append(ours / best)
     return [
         report.measure(
-            ("flexshard, 200 small cases", "busiest link over the best of all, worst", "x"),
+            (f"flexshard, {cases} small cases", "busiest link over the best of all, worst", "x"),
             [max(ratios)],
             better="lower",
             target=_NEAR,

@@ -33,17 +33,14 @@ from bench.report import CONSOLE
 from bench.servers import BUILD
 from bench.shapes import Shape
 from bench.store import ours, peers
-from bench.train import stages
-from embertide.trainer.config import NetDtype, OptimizerConfig, PruneConfig, RunConfig
+from embertide.trainer.config import OptimizerConfig, PruneConfig, RunConfig
 from embertide.trainer.data import open_events
 from embertide.trainer.data.ahead import read_ahead
 from embertide.trainer.data.bags import Bags
 from embertide.trainer.data.base import Batch, EventSource
-from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.store import EmbeddingStore
-from embertide.trainer.eval.metrics import Prequential, auc
+from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.model.learner import Learner
-from embertide.trainer.presets import news_model, news_rates
 
 _REPETITIONS = 5  # and one more, first, that does not count
 _THREADS = (1, 2)
@@ -61,8 +58,6 @@ _WIDE_STEPS = {512: 4, 2048: 1}
 _FILE_EVENTS, _FILE_BATCH = 262_144, 4096
 # To a tenth of all rows' bytes, which quality still bears; a repetition has a pass at least.
 _PRUNE_SHARE, _PRUNE_BATCH, _PRUNE_EVERY = 10, 256, 200
-# What a net learns in bf16; the bar is 0.001 of AUC.
-_NEWS, _SEEDS, _AUC_BAR = NewsConfig(hours=48), range(1, 6), 0.9988
 _STEP_BAR, _SIDE_BAR, _WIDE_BAR, _PRUNE_BAR, _FILE_BAR = 0.97, 1.0, 1.2, 1 / 1.05, 0.9
 
 _Side = Callable[[int], object]  # what a side does in a repetition
@@ -206,7 +201,6 @@ def _of_tbe(tbe: peers.TrainingTbe) -> Callable[[_Both], object]:
 def _steps(learner: Learner) -> Iterator[report.Row]:
     """Compare whole steps, and the embedding side alone."""
     peer = _Fbgemm(learner)
-    quick = _learner(dataclasses.replace(_RUN, net_dtype="bf16_emulated"))
     for samples, steps in _STEPS.items():
         drawn = _drawn(_DLRM, samples, steps * (_REPETITIONS + 1))
         whole, theirs = (_each(drawn, steps, of) for of in (_learning(learner), peer.learn))
@@ -219,9 +213,6 @@ def _steps(learner: Learner) -> Iterator[report.Row]:
             )
             case = f"embedding side, {samples:,} samples"
             yield _Comparison(case, events, peer.tbe.name, _SIDE_BAR).row(threads, *sides)
-            case = f"step with a bf16 net, {samples:,} samples"
-            fast = _each(drawn, steps, _learning(quick))
-            yield _Comparison(case, events, "ours in fp32", 0.0).row(threads, fast, whole)
 
 
 def _wide() -> Iterator[report.Row]:
@@ -287,30 +278,6 @@ def _pipeline(learner: Learner, source: EventSource) -> report.Row:
     return _Comparison(case, _FILE_EVENTS, "the bare step", _FILE_BAR).row(1, whole, bare)
 
 
-def _auc(net_dtype: NetDtype, seed: int) -> float:
-    """Return the AUC of scores from before learning, but for those of the first third."""
-    run = RunConfig(model=news_model(), optimizer=news_rates(), net_dtype=net_dtype, seed=seed)
-    learner = Learner(run)
-    labels, scores = [], []
-    for batch in NewsSource(_NEWS).batches(batch_size=run.batch_size):
-        labels.append(batch.label_B)
-        scores.append(learner.score(batch))
-        learner.learn(batch)
-    third = len(labels) // 3
-    return auc(np.concatenate(labels[third:]), np.concatenate(scores[third:]))
-
-
-def _quality() -> report.Row:
-    """Compare what nets learn in bf16 and in fp32, seed by seed."""
-    torch.set_num_threads(1)
-    mine = [_auc("bf16_emulated", seed) for seed in _SEEDS]
-    plain = [_auc("fp32", seed) for seed in _SEEDS]
-    name = "what a bf16 net learns of made-up news", "AUC", ""
-    return report.compare(
-        name, mine, plain, peer_name="ours in fp32", better="higher", target=_AUC_BAR
-    )
-
-
 def run(_: int | None) -> list[report.Row]:
     """Return the rows of the report."""
     learner = _learner()
@@ -325,9 +292,7 @@ def run(_: int | None) -> list[report.Row]:
         _write_file(path)
         source = open_events(str(path), schema=schema)
         rows.append(_pipeline(learner, source))
-        rows += stages.rows_of(learner, pruned, source, batch_size=_FILE_BATCH)
     del learner, pruned
     gc.collect()
     rows += _wide()
-    rows.append(_quality())
     return rows

@@ -1,0 +1,75 @@
+"""What is measured of following the drift, small: planners, shares, quiet hours, many nodes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bench.drift import compared, moves, pays, planners, quiet, recshard, scale, torchrec, traces
+from bench.drift.tasks import sources
+from embertide.server.core.plan.layout import Bucket, Holders, LaidPlan, Place
+from embertide.v1 import plan_pb2
+
+
+def test_planners_are_near_the_optimum() -> None:
+    rows = list(planners.measure(cases=2))
+    assert [row.claim for row in rows] == ["19.5"] * 5
+    assert all(row.met for row in rows)
+
+
+def test_shares_are_scored_by_simulation_and_by_a_store() -> None:
+    pieces = [traces.reuse(20_000, seed, tables=2) for seed in range(2)]
+    rows = {row.metric: row for row in recshard._rows_of(pieces)}
+    assert rows["simulated SSD reads"].peer_name == "one clock for all tables"
+    assert rows["SSD reads of a real store"].ours > 0
+    mixed = dataclasses.replace(pieces[0], dims_T=np.array([32, 64]))
+    assert "simulated SSD reads" not in {row.metric for row in recshard._rows_of([mixed])}
+
+
+def test_a_fleet_at_rest_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet, "_HOUR_S", 120.0)
+    monkeypatch.setattr(quiet, "_DAY_S", 120.0)
+    rows = quiet.measure(seeds=(1,))
+    assert [row.met for row in rows if row.metric == "no operation"] == [True, True]
+
+
+def test_placements_are_rated_against_torchrecs(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = torchrec.Planned(placement=None, seconds=0.0, kinds=())
+    monkeypatch.setattr(torchrec, "plan", lambda *_: nothing)
+    (task,) = compared.tasks(sources(None, None), 1, 1, (20, 20))
+    found = compared.compare(task, ("greedy",))
+    assert found.us["torchrec"] == np.inf
+    assert 0 < found.us["greedy"] < np.inf
+    there = dataclasses.replace(found, us={**found.us, "torchrec": 2 * found.us["greedy"]})
+    assert compared._ratios([found, there], "greedy", "torchrec") == [0.5]
+
+
+def test_nodes_exchange_half_of_what_they_own() -> None:
+    plan = plan_pb2.Plan(epoch=7)
+    for bucket in range(8):
+        owners = [plan_pb2.Owner(node=bucket // 4)]
+        plan.assignments.add(table_id=0, bucket_begin=bucket, bucket_count=1, owners=owners)
+    target = moves._target(plan, turn=1)
+    assert target.base_epoch == 7
+    moved = {each.bucket_begin: each.owners[0].node for each in target.assignments}
+    assert moved == {1: 1, 3: 1, 5: 0, 7: 0}
+
+
+def test_customs_are_exchanged_by_pairs_of_nodes() -> None:
+    first, second = (share for share, _ in zip(pays.customs(1), range(2), strict=False))
+    np.testing.assert_allclose(first.sum(axis=1), 1)
+    mains = [np.argsort(-share, axis=1)[:, :2].min(axis=1) // 2 for share in (first, second)]
+    assert sorted(mains[0]) == sorted(mains[1]) == [0, 1, 2, 3]
+    assert all(mains[0] != mains[1])
+
+
+def test_a_reshard_of_many_nodes_stays_in_its_group() -> None:
+    head = plan_pb2.Plan(epoch=3)
+    for node in range(6):
+        head.topology.nodes.add(name=f"node-{node}", group=node % 2)
+    layout = {Bucket(0, at): Holders((Place(at % 2, 0), Place(4, 0))) for at in range(16)}
+    target = scale._target(LaidPlan(head, layout), 8)
+    assert target.base_epoch == 3
+    assert [each.bucket_begin for each in target.assignments] == list(range(0, 16, 2))
+    assert {tuple(owner.node for owner in each.owners) for each in target.assignments} == {(2, 0)}
+    assert scale._p99(list(map(float, range(1, 201)))) == 199
