@@ -6,20 +6,16 @@ timed, and a repeat gives the same figures.
 
 import argparse
 import statistics
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from bench import report
-from bench.report import CONSOLE
-from bench.servers import BUILD, ROOT
+from bench import parts, report
 from embertide._store import CacheTrace
 from embertide.trainer.commands.cache_sim import show
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.trace import read_trace
-from embertide.trainer.errors import TrainerError
 from embertide.trainer.lab import cache
 
 _SIZES = "0.1%,1%,10%"
@@ -90,33 +86,20 @@ def _gap_closed(all_figures: Sequence[cache.CacheFigures]) -> report.Row:
     )
 
 
-def main() -> int:
-    """Run the benchmark; the exit code says whether it ran, not whether targets were reached."""
-    parser = argparse.ArgumentParser(prog="bench.cache", description=__doc__)
-    parser.add_argument(
-        "traces", nargs="*", metavar="PATH[:COLUMN]", help="as cache-sim reads them"
-    )
-    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "cache.json")
-    arguments = parser.parse_args()
-    rows: list[report.Row] = []
+def _measure(given: argparse.Namespace) -> Iterator[report.Row]:
+    traces = map(_read, given.traces) if given.traces else [("news", _generated())]
     simulated = []
-    try:
-        traces = map(_read, arguments.traces) if arguments.traces else [("news", _generated())]
-        for name, trace in traces:
-            sizes = cache.parse_sizes(_SIZES, trace.distinct)
-            figures = cache.simulate(trace, sizes, _POLICIES)
-            show(figures, sizes)
-            simulated.append(figures)
-            rows += _hit_rates(name, figures)
-    except TrainerError as error:
-        CONSOLE.print(f"[red]bench-cache: {error}")
-        return 1
-    rows.append(_gap_closed(simulated))
-    report.write(arguments.out, ROOT, rows)
-    report.show("Cache policies", [row for row in rows if row.case.endswith(f" {_OURS}")])
-    CONSOLE.print(f"written to {arguments.out}")
-    return 0
+    for name, trace in traces:
+        sizes = cache.parse_sizes(_SIZES, trace.distinct)
+        simulated.append(cache.simulate(trace, sizes, _POLICIES))
+        show(simulated[-1], sizes)
+        yield from _hit_rates(name, simulated[-1])
+    yield _gap_closed(simulated)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = parts.options("cache", __doc__)
+    parser.add_argument(
+        "traces", nargs="*", metavar="PATH[:COLUMN]", help="as cache-sim reads them"
+    )
+    parts.command("Cache policies", _measure, parser)

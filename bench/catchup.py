@@ -11,19 +11,16 @@ import argparse
 import dataclasses
 import os
 import signal
-import sys
 import time
-from pathlib import Path
+from collections.abc import Iterator
 
-from bench import report
+from bench import parts, report
 from bench.fleet import Commits, Fleet, start_fleet
 from bench.report import CONSOLE
-from bench.servers import BUILD, ROOT, BenchError
+from bench.servers import BUILD, BenchError
 from bench.shapes import Shape
 from bench.versions import CHANGED_SHARE
-from embertide.server.adapters.process import ProcessError
 from embertide.server.cli.metrics_page import MetricsPage
-from embertide.trainer.errors import TrainerError
 
 _FOLDER = BUILD / "bench" / "catchup"
 _TABLES, _VERSIONS_PER_S = 8, 5
@@ -100,27 +97,13 @@ def _measure(fleet: Fleet, repetitions: int) -> dict[str, list[Return]]:
     return done
 
 
-def main() -> int:
-    """Run the benchmark.
-
-    Returns:
-        0 if it ran, whatever targets were reached.
-    """
-    parser = argparse.ArgumentParser(prog="bench.catchup", description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
-    parser.add_argument("--rows", type=int, default=125_000, help="of a table, of eight")
-    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "catchup.json")
-    arguments = parser.parse_args()
-    shape = Shape(name="catchup", rows=arguments.rows, tables=_TABLES, buckets=16)
-    try:
-        with start_fleet(_FOLDER, shape, [], _VERSIONS_PER_S) as fleet:
-            done = _measure(fleet, arguments.repetitions)
-    except (BenchError, ProcessError, TrainerError) as error:
-        CONSOLE.print(f"[red]bench-catchup: {error}")
-        return 1
+def _run(given: argparse.Namespace) -> Iterator[report.Row]:
+    shape = Shape(name="catchup", rows=given.rows, tables=_TABLES, buckets=16)
+    with start_fleet(_FOLDER, shape, [], _VERSIONS_PER_S) as fleet:
+        done = _measure(fleet, given.repetitions)
     per_version = int(shape.rows * CHANGED_SHARE) * shape.tables
-    rows = [
-        report.compare(
+    for case, returns in done.items():
+        yield report.compare(
             (f"away {_CASES[case]:.0f} s, back {case}", "applied", "rows/s"),
             [per_version * each.applied_per_s for each in returns],
             [per_version * each.written_per_s for each in returns],
@@ -128,12 +111,9 @@ def main() -> int:
             better="higher",
             target=_LEAST_RATIO,
         )
-        for case, returns in done.items()
-    ]
-    report.write(arguments.out, ROOT, rows)
-    report.show("A node catches up", rows)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = parts.options("catchup", __doc__)
+    parser.add_argument("--rows", type=int, default=125_000, help="of a table, of eight")
+    parts.command("A node catches up", _run, parser)

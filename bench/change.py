@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as parquet
-from rich.console import Console
 
-from bench import report
-from bench.servers import BUILD, ROOT
+from bench import parts, report
+from bench.report import CONSOLE
+from bench.servers import BUILD
 from bench.train.runs import mean_and_error, mean_row
 from embertide.trainer.config import ModelConfig, RunConfig
 from embertide.trainer.data import open_events
@@ -36,7 +36,6 @@ from embertide.trainer.run.loop import Trainer
 _DAY_MS = 86_400_000
 _COMES, _GOES = 5, 7  # days
 _LOSS = 0.001
-_CONSOLE = Console(highlight=False)
 
 
 class Without(DerivedSource):
@@ -152,13 +151,7 @@ def rows_of(found: list[dict[str, dict[str, list[float]]]]) -> list[report.Row]:
     return rows
 
 
-def main() -> None:
-    """Print AUC by day of each run, and write build/bench/change.json."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", required=True, help="a file of the news stream")
-    parser.add_argument("--feature", default="prev", help="that comes on day 5")
-    parser.add_argument("--seeds", type=int, default=3)
-    given = parser.parse_args()
+def _measure(given: argparse.Namespace) -> list[report.Row]:
     kept = BUILD / "bench" / "change"
     kept.mkdir(parents=True, exist_ok=True)
     found = []
@@ -171,11 +164,13 @@ def main() -> None:
         found.append(json.loads(file.read_text()))
         for name, figures in found[-1].items():
             days = " ".join(f"{auc:.4f}" for auc in figures["days"])
-            _CONSOLE.print(f"seed {seed} {name:8} {days}")
-    rows = rows_of(found)
-    report.write(BUILD / "bench" / "change.json", ROOT, rows)
-    report.show("a feature that comes and goes", rows)
+            CONSOLE.print(f"seed {seed} {name:8} {days}")
+    return rows_of(found)
 
 
 if __name__ == "__main__":
-    main()
+    parser = parts.options("change", __doc__)
+    parser.add_argument("--data", required=True, help="a file of the news stream")
+    parser.add_argument("--feature", default="prev", help="that comes on day 5")
+    parser.add_argument("--seeds", type=int, default=3)
+    parts.command("A feature that comes and goes", _measure, parser)

@@ -2,13 +2,12 @@
 
 import argparse
 import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import report
-from bench.servers import BUILD, ROOT
+from bench import parts, report
+from bench.servers import BUILD, BenchError
 
 _ANSWERS, _ROUNDS, _VERSIONS_A_MINUTE = 10_000_000, 200, 100
 _FRONT_ROUNDS = 50
@@ -52,22 +51,14 @@ def rows_of(said: Mapping[str, Any]) -> list[report.Row]:
     ]
 
 
-def main() -> int:
-    """Make the rows of a report.
-
-    Returns:
-        0 if no round has failed.
-    """
-    parser = argparse.ArgumentParser(prog="bench.chaos", description=__doc__)
-    parser.add_argument("--report", type=Path, default=BUILD / "chaos" / "report.json")
-    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "chaos.json")
-    arguments = parser.parse_args()
-    said = json.loads(arguments.report.read_text())
-    rows = rows_of(said)
-    report.write(arguments.out, ROOT, rows)
-    report.show("Chaos", rows)
-    return int(said["rounds_failed"] > 0)
+def _measure(given: argparse.Namespace) -> Iterator[report.Row]:
+    said = json.loads(given.report.read_text())
+    yield from rows_of(said)
+    if said["rounds_failed"]:
+        raise BenchError(f"{said['rounds_failed']} rounds failed: see {given.report}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = parts.options("chaos", __doc__)
+    parser.add_argument("--report", type=Path, default=BUILD / "chaos" / "report.json")
+    parts.command("Chaos", _measure, parser)

@@ -14,23 +14,19 @@ import argparse
 import dataclasses
 import itertools
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import keys, plot, report
+from bench import keys, parts, plot, report
 from bench.fleet import MODEL, Commits, Fleet, start_fleet
 from bench.load import Seen, encode
 from bench.report import CONSOLE
-from bench.servers import BUILD, ROOT, BenchError
+from bench.servers import BUILD, BenchError
 from bench.shapes import Shape
 from bench.versions import CHANGED_SHARE, Stages
-from embertide.server.adapters.process import ProcessError
-from embertide.trainer.errors import TrainerError
 
 _FOLDER = BUILD / "bench" / "fresh"
 _TABLES, _VERSIONS_PER_S = 8, 5
@@ -206,39 +202,23 @@ def _measure(fleet: Fleet, shape: Shape, repetitions: int, seconds: float) -> li
     return done
 
 
-def main() -> int:
-    """Run the benchmark.
-
-    Returns:
-        0 if it ran and no request failed, whatever targets were reached.
-    """
-    parser = argparse.ArgumentParser(prog="bench.fresh", description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each of five turns")
-    parser.add_argument("--rows", type=int, default=125_000, help="of a table, of eight")
-    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "fresh.json")
-    arguments = parser.parse_args()
-    shape = Shape(name="fresh", rows=arguments.rows, tables=_TABLES, buckets=16)
-    try:
-        with start_fleet(_FOLDER, shape, _requests(shape), _VERSIONS_PER_S) as fleet:
-            done = _measure(fleet, shape, arguments.repetitions, arguments.seconds)
-    except (BenchError, ProcessError, TrainerError) as error:
-        CONSOLE.print(f"[red]bench-fresh: {error}")
-        return 1
-    rows = _rows(done, shape)
-    report.write(arguments.out, ROOT, rows)
-    details = arguments.out.with_suffix(".repetitions.json")
+def _run(given: argparse.Namespace) -> Iterator[report.Row]:
+    shape = Shape(name="fresh", rows=given.rows, tables=_TABLES, buckets=16)
+    with start_fleet(_FOLDER, shape, _requests(shape), _VERSIONS_PER_S) as fleet:
+        done = _measure(fleet, shape, given.repetitions, given.seconds)
+    yield from _rows(done, shape)
+    details = given.out.with_suffix(".repetitions.json")
     details.write_text(json.dumps([dataclasses.asdict(each) for each in done]) + "\n")
     pooled = {
         name: [value for each in done for value in each.stages[name]] for name in done[0].stages
     }
-    picture = arguments.out.with_suffix(".svg")
-    plot.histograms("From training to", "s", pooled, picture)
-    report.show("Freshness under load", rows)
-    failed = sum(each.failed for each in done)
-    CONSOLE.print(f"{failed} requests failed; written to {arguments.out}, {details}, {picture}")
-    return int(failed > 0)
+    plot.histograms("From training to", "s", pooled, given.out.with_suffix(".svg"))
+    if failed := sum(each.failed for each in done):
+        raise BenchError(f"{failed} requests failed")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = parts.options("fresh", __doc__)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each of five turns")
+    parser.add_argument("--rows", type=int, default=125_000, help="of a table, of eight")
+    parts.command("Freshness under load", _run, parser)

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,9 +22,9 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from bench import report
+from bench import parts, report
 from bench.report import CONSOLE
-from bench.servers import BUILD, ROOT, BenchError
+from bench.servers import BUILD, BenchError
 from bench.thrown import BrokenError, Listener, Thrower, listeners
 
 # Shares of all executions, by what they cost: 0.4 ms a connection, 0.1 to 0.8 ms a call, 10 us
@@ -196,27 +195,16 @@ def _rows(every: list[Tried], wanted: int) -> Iterator[report.Row]:
             yield report.measure(name, [value], better=better, target=target, claim=claim)
 
 
-def main() -> int:
-    """Fuzz; the exit code says whether nothing broke."""
-    parser = argparse.ArgumentParser(prog="bench.fuzz", description=__doc__)
-    parser.add_argument("--executions", type=int, default=10_000_000)
-    parser.add_argument("--build", type=Path, default=BUILD / "fuzz")
-    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "fuzz.json")
-    parser.add_argument("--resume", action="store_true", help="go on where a run was stopped")
-    arguments = parser.parse_args()
-    try:
-        kept = _Kept(arguments.build / "tried.json", resume=arguments.resume)
-        every = list(_all(arguments.build, arguments.executions, kept))
-    except BenchError as error:
-        CONSOLE.print(f"[red]fuzz-long: {error}")
-        return 1
+def _measure(given: argparse.Namespace) -> Iterator[report.Row]:
+    kept = _Kept(given.build / "tried.json", resume=given.resume)
+    every = list(_all(given.build, given.executions, kept))
     _show(every)
-    rows = list(_rows(every, arguments.executions))
-    report.write(arguments.out, ROOT, rows)
-    report.show("Listeners fuzzed", rows)
-    CONSOLE.print(f"written to {arguments.out}")
-    return 0 if all(row.met for row in rows) else 1
+    yield from _rows(every, given.executions)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = parts.options("fuzz", __doc__)
+    parser.add_argument("--executions", type=int, default=10_000_000)
+    parser.add_argument("--build", type=Path, default=BUILD / "fuzz")
+    parser.add_argument("--resume", action="store_true", help="go on where a run was stopped")
+    parts.command("Listeners fuzzed", _measure, parser, barred=True)

@@ -7,14 +7,13 @@ fault's end until every client of both nodes is answered with a version that cam
 
 import argparse
 import json
-import sys
+from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 
-from bench import report
+from bench import parts, report
 from bench.report import CONSOLE
-from bench.servers import BUILD, ROOT
-from embertide.server.adapters.process import ProcessError, interrupt_on_signals
+from bench.servers import BUILD
+from embertide.server.adapters.process import interrupt_on_signals
 from embertide.server.cli.chaos.faults import Fault
 from embertide.server.cli.chaos.options import ChaosOptions
 from embertide.server.cli.chaos.rounds import Chaos, Round, line
@@ -65,39 +64,26 @@ def _rows(case: str, rounds: list[Round], target_s: float) -> list[report.Row]:
     ]
 
 
-def main() -> int:
-    """Run the benchmark.
-
-    Returns:
-        0 if all of it holds.
-    """
-    parser = argparse.ArgumentParser(prog="bench.outage", description=__doc__)
-    parser.add_argument("--away-s", type=float, default=60.0)
-    parser.add_argument("--full-s", type=float, default=30.0)
-    parser.add_argument("--repetitions", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "outage.json")
-    arguments = parser.parse_args()
+def _measure(given: argparse.Namespace) -> Iterator[report.Row]:
     interrupt_on_signals()
-    cases = _faults(arguments.away_s, arguments.full_s)
+    cases = _faults(given.away_s, given.full_s)
     options = ChaosOptions(directory=_FOLDER, backends=DEFAULT_BACKENDS, cache=DEFAULT_CACHE)
     done: dict[str, list[Round]] = {case: [] for case in cases}
-    try:
-        options.empty()
-        with Chaos(options, CONSOLE.print) as chaos:
-            for _ in range(arguments.repetitions):
-                for n, (case, (fault, _target)) in enumerate(cases.items()):
-                    done[case].append(chaos.run(n, [fault]))
-                    CONSOLE.print(f"[dim]{line(done[case][-1])}")
-    except ProcessError as error:
-        CONSOLE.print(f"[red]bench-outage: {error}")
-        return 1
-    rows = [row for case, (_, most_s) in cases.items() for row in _rows(case, done[case], most_s)]
-    report.write(arguments.out, ROOT, rows)
+    options.empty()
+    with Chaos(options, CONSOLE.print) as chaos:
+        for _ in range(given.repetitions):
+            for n, (case, (fault, _target)) in enumerate(cases.items()):
+                done[case].append(chaos.run(n, [fault]))
+                CONSOLE.print(f"[dim]{line(done[case][-1])}")
+    for case, (_, most_s) in cases.items():
+        yield from _rows(case, done[case], most_s)
     details = {case: [asdict(each) for each in rounds] for case, rounds in done.items()}
-    arguments.out.with_suffix(".rounds.json").write_text(json.dumps(details) + "\n")
-    report.show("A bus that is away, full, emptied", rows)
-    return int(not all(row.met for row in rows if row.target))
+    given.out.with_suffix(".rounds.json").write_text(json.dumps(details) + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = parts.options("outage", __doc__)
+    parser.add_argument("--away-s", type=float, default=60.0)
+    parser.add_argument("--full-s", type=float, default=30.0)
+    parser.set_defaults(repetitions=1)
+    parts.command("A bus that is away, full, emptied", _measure, parser, barred=True)

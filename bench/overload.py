@@ -9,16 +9,16 @@ not answered for are marked and few.
 
 import argparse
 import random
-import sys
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
-from bench import report
+from bench import parts, report
 from bench.load import Clients, Patience, Seen, encode
 from bench.report import CONSOLE
-from bench.servers import BUILD, ROOT, BenchError
-from embertide.server.adapters.process import ProcessError, interrupt_on_signals
+from bench.servers import BUILD, BenchError
+from embertide.server.adapters.process import interrupt_on_signals
 from embertide.server.cli.chaos.options import ChaosOptions
 from embertide.server.cli.chaos.rounds import Chaos
 from embertide.server.cli.chaos.traffic import MODEL, Asked, draw_keys
@@ -89,13 +89,36 @@ def _rows(
     ]
 
 
-def main() -> int:
-    """Run the benchmark.
+def _measure(given: argparse.Namespace) -> Iterator[report.Row]:
+    interrupt_on_signals()
+    deadline_s = given.deadline_ms / 1e3
+    options = ChaosOptions(
+        directory=_FOLDER, backends=DEFAULT_BACKENDS, cache=DEFAULT_CACHE, deadline_s=deadline_s
+    )
+    options.empty()
+    with Chaos(options, CONSOLE.print) as chaos:
+        requests = _requests(chaos, given.samples)
+        patience = Patience(at_once=given.at_once, timeout_s=deadline_s)
+        with Clients(chaos.fleet.grpc, requests, Patience(at_once=given.at_once)) as clients:
+            most = _load(chaos, clients, _NEVER_REACHED, given.seconds / 4)
+        sustained = most.requests_per_s
+        CONSOLE.print(f"[dim]the fleet sustains {sustained:,.0f} requests/s")
+        chaos.traffic.take()
+        with Clients(chaos.fleet.grpc, requests, patience) as clients:
+            seen = _load(chaos, clients, given.factor * sustained, given.seconds)
+        asked, wrong = chaos.traffic.take()
+        endings = [each for each in chaos.fleet.endings if each.name != "trainer"]
+        if endings:
+            raise BenchError(f"{endings[0].name} ended: {endings[0].log}")
+    for why, count in seen.failures.most_common(_SHOWN):
+        CONSOLE.print(f"[dim]{count} not answered: {why[:200]}")
+    yield from _rows(seen, asked, wrong, given.factor, deadline_s, given.degraded_share)
+    if wrong:
+        raise BenchError("wrong answers: " + "; ".join(wrong[:_SHOWN]))
 
-    Returns:
-        0 if no answer was wrong.
-    """
-    parser = argparse.ArgumentParser(prog="bench.overload", description=__doc__)
+
+if __name__ == "__main__":
+    parser = parts.options("overload", __doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="of overload")
     parser.add_argument("--factor", type=float, default=3.0)
     parser.add_argument("--deadline-ms", type=float, default=500.0)
@@ -109,42 +132,4 @@ def main() -> int:
     parser.add_argument(
         "--degraded-share", type=float, default=0.01, help="of keys that may be left unanswered"
     )
-    parser.add_argument("--out", default=BUILD / "bench" / "overload.json")
-    arguments = parser.parse_args()
-    interrupt_on_signals()
-    deadline_s = arguments.deadline_ms / 1e3
-    options = ChaosOptions(
-        directory=_FOLDER, backends=DEFAULT_BACKENDS, cache=DEFAULT_CACHE, deadline_s=deadline_s
-    )
-    try:
-        options.empty()
-        with Chaos(options, CONSOLE.print) as chaos:
-            requests = _requests(chaos, arguments.samples)
-            at_once = arguments.at_once
-            patience = Patience(at_once=at_once, timeout_s=deadline_s)
-            with Clients(chaos.fleet.grpc, requests, Patience(at_once=at_once)) as clients:
-                most = _load(chaos, clients, _NEVER_REACHED, arguments.seconds / 4)
-            sustained = most.requests_per_s
-            CONSOLE.print(f"[dim]the fleet sustains {sustained:,.0f} requests/s")
-            chaos.traffic.take()
-            with Clients(chaos.fleet.grpc, requests, patience) as clients:
-                seen = _load(chaos, clients, arguments.factor * sustained, arguments.seconds)
-            asked, wrong = chaos.traffic.take()
-            endings = [each for each in chaos.fleet.endings if each.name != "trainer"]
-            if endings:
-                raise BenchError(f"{endings[0].name} ended: {endings[0].log}")
-    except (BenchError, ProcessError) as error:
-        CONSOLE.print(f"[red]bench-overload: {error}")
-        return 1
-    for text in wrong[:_SHOWN]:
-        CONSOLE.print(f"[red]{text}")
-    for why, count in seen.failures.most_common(_SHOWN):
-        CONSOLE.print(f"[dim]{count} not answered: {why[:200]}")
-    rows = _rows(seen, asked, wrong, arguments.factor, deadline_s, arguments.degraded_share)
-    report.write(arguments.out, ROOT, rows)
-    report.show("Overload", rows)
-    return int(bool(wrong))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    parts.command("Overload", _measure, parser)

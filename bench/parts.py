@@ -17,6 +17,7 @@ from bench.report import CONSOLE
 from bench.servers import BUILD, ROOT, BenchError
 from embertide._common.errors import OperatingError
 
+_MOST_SHOWN = 60  # of more rows those that have a target are shown
 Measure = Callable[[Any], Iterable[report.Row]]  # takes the options
 
 
@@ -119,9 +120,11 @@ def _rows(
     except (BenchError, OperatingError) as error:
         CONSOLE.print(f"[red]{title}:", str(error), markup=True)
         failed = 1
-    if rows:
-        report.show(title, [row for row in rows if row.target] or rows)
+    barred = [row for row in rows if row.target]
+    shown = barred if barred and len(rows) > _MOST_SHOWN else rows
+    if shown:
+        report.show(title, shown)
         CONSOLE.print(f"{len(rows)} rows: {path}")
-    if rows and picture:
-        plot.draw(title, [row for row in rows if row.target] or rows, path.with_suffix(".svg"))
+    if shown and picture:
+        plot.draw(title, shown, path.with_suffix(".svg"))
     return rows, failed

@@ -10,17 +10,16 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
-from bench import keys, models, perf, report
+from bench import keys, models, parts, perf, report
 from bench.authority import Authority
 from bench.nodes import NodeProcess, make_plan, publication_of, publish_plan
 from bench.report import CONSOLE
-from bench.servers import BUILD, ROOT, BenchError, await_peer
+from bench.servers import BUILD, await_peer
 from bench.shapes import Shape
 from embertide.server.adapters import triton
-from embertide.server.adapters.process import ProcessError, free_ports
+from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 
 _BATCH = 64
@@ -149,23 +148,10 @@ def _measure(stack: contextlib.ExitStack, repetitions: int) -> list[report.Row]:
     return rows
 
 
-def main() -> int:
-    """Run the benchmark; the exit code says whether it ran, not whether targets were reached."""
-    parser = argparse.ArgumentParser(prog="bench.remote", description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
-    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "remote.json")
-    arguments = parser.parse_args()
-    try:
-        with contextlib.ExitStack() as stack:
-            rows = _measure(stack, arguments.repetitions)
-        report.write(arguments.out, ROOT, rows)
-    except (BenchError, ProcessError) as error:
-        CONSOLE.print(f"[red]bench-remote: {error}")
-        return 1
-    report.show("Remote lookups", rows)
-    CONSOLE.print(f"written to {arguments.out}")
-    return 0
+def _run(given: argparse.Namespace) -> list[report.Row]:
+    with contextlib.ExitStack() as stack:
+        return _measure(stack, given.repetitions)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parts.command("Remote lookups", _run, parts.options("remote", __doc__))

@@ -11,24 +11,20 @@ import dataclasses
 import itertools
 import json
 import statistics
-import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from bench import keys, report
+from bench import keys, parts, report
 from bench.fleet import MODEL, Fleet, start_fleet
 from bench.load import Seen, encode
 from bench.report import CONSOLE
-from bench.servers import BUILD, ROOT, BenchError
+from bench.servers import BUILD, BenchError
 from bench.shapes import SEED, Shape
-from embertide.server.adapters.process import ProcessError
 from embertide.server.core.plan.layout import Bucket, Holders, Place, assignments_of, layout_of
 from embertide.trainer.data.keys import buckets_of
-from embertide.trainer.errors import TrainerError
 from embertide.v1 import control_pb2, plan_pb2
 
 _FOLDER = BUILD / "bench" / "reshard"
@@ -257,35 +253,23 @@ def _summary(pairs: Sequence[Pair]) -> str:
     )
 
 
-def main() -> int:
-    """Run the benchmark.
-
-    Returns:
-        0 if it ran and no request failed, whatever targets were reached.
-    """
-    parser = argparse.ArgumentParser(prog="bench.reshard", description=__doc__)
-    parser.add_argument("--reshards", type=int, default=20, help="of each kind of load")
-    parser.add_argument("--bytes-per-s", type=int, default=0, help="budget of each reshard")
-    parser.add_argument("--buckets-at-once", type=int, default=0, help="budget of each reshard")
-    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "reshard.json")
-    arguments = parser.parse_args()
+def _run(given: argparse.Namespace) -> Iterator[report.Row]:
     budget = control_pb2.ReshardBudget(
-        bytes_per_s=arguments.bytes_per_s, buckets_at_once=arguments.buckets_at_once
+        bytes_per_s=given.bytes_per_s, buckets_at_once=given.buckets_at_once
     )
-    try:
-        with start_fleet(_FOLDER, _SHAPE, _requests(), _VERSIONS_PER_S) as fleet:
-            pairs = _measure(Site(fleet=fleet, budget=budget), arguments.reshards)
-    except (BenchError, ProcessError, TrainerError) as error:
-        CONSOLE.print(f"[red]bench-reshard: {error}")
-        return 1
-    rows = _rows(pairs, budget)
-    report.write(arguments.out, ROOT, rows)
-    details = arguments.out.with_suffix(".pairs.json")
+    with start_fleet(_FOLDER, _SHAPE, _requests(), _VERSIONS_PER_S) as fleet:
+        pairs = _measure(Site(fleet=fleet, budget=budget), given.reshards)
+    yield from _rows(pairs, budget)
+    details = given.out.with_suffix(".pairs.json")
     details.write_text(json.dumps([dataclasses.asdict(pair) for pair in pairs], indent=1) + "\n")
-    report.show("Reshards under load and versions", rows)
-    CONSOLE.print(f"{_summary(pairs)}\nwritten to {arguments.out}, each reshard to {details}")
-    return int(any(pair.failed for pair in pairs))
+    CONSOLE.print(f"{_summary(pairs)}\neach reshard: {details}")
+    if failed := sum(pair.failed for pair in pairs):
+        raise BenchError(f"{failed} requests failed")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = parts.options("reshard", __doc__)
+    parser.add_argument("--reshards", type=int, default=20, help="of each kind of load")
+    parser.add_argument("--bytes-per-s", type=int, default=0, help="budget of each reshard")
+    parser.add_argument("--buckets-at-once", type=int, default=0, help="budget of each reshard")
+    parts.command("Reshards under load and versions", _run, parser)

@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import json
 import os
-import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,10 @@ import tritonclient.grpc
 from numpy.typing import NDArray
 from tritonclient.utils import np_to_triton_dtype
 
-from bench import aoti, keys, models, perf, report
+from bench import aoti, keys, models, parts, perf, report
 from bench.report import CONSOLE
 from bench.servers import (
     BUILD,
-    ROOT,
     BenchError,
     BenchServer,
     Form,
@@ -36,7 +34,6 @@ from bench.servers import (
 )
 from bench.shapes import Shape
 from bench.store import levels
-from embertide.server.adapters.triton import TritonError
 
 _AGREE = 1e-5
 # Distinct requests of a case; perf_analyzer sends them in a circle.
@@ -308,23 +305,18 @@ def cases_by_data(cases: Sequence[Case]) -> list[tuple[Kind, int]]:
     return list(dict.fromkeys((case.kind, case.batch) for case in cases))
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench.serve", description=__doc__)
+def _options() -> argparse.ArgumentParser:
+    parser = parts.options("serve", __doc__)
     parser.add_argument("--only", choices=("criteo", "bags"), help="one of the two models")
     parser.add_argument("--rows", type=int, default=200_000, help="of each criteo table")
     parser.add_argument("--bag-rows", type=int, default=10_000_000, help="of all bag tables")
-    parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
     parser.add_argument("--kind", choices=("ranking", "lookup"), help="cases of one kind")
     parser.add_argument("--peer", choices=_PEER_NAMES, help="measure beside this one alone")
     parser.add_argument(
         "--stacked", action="store_true", help="the Python peer stacks its tables in one"
     )
     parser.add_argument("--backend", type=Path, default=BUILD / "cpp" / "backends" / "embertide")
-    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "serve.json")
-    arguments = parser.parse_args()
-    if arguments.repetitions < 1:
-        parser.error("--repetitions must be at least 1")
-    return arguments
+    return parser
 
 
 def _plan(arguments: argparse.Namespace) -> list[tuple[Shape, tuple[Case, ...]]]:
@@ -340,27 +332,16 @@ def _plan(arguments: argparse.Namespace) -> list[tuple[Shape, tuple[Case, ...]]]
     return [(shape, cases) for shape, cases in chosen if cases]
 
 
-def main() -> int:
-    """Run the benchmark; the exit code says whether it ran, not whether targets were reached."""
-    arguments = _arguments()
-    rows: list[report.Row] = []
-    try:
-        backends = make_backends(arguments.backend)
-        for shape, cases in _plan(arguments):
-            CONSOLE.print(f"[bold]{shape.name}[/bold]: {shape.row_bytes / 1e9:.2f} GB of rows")
-            files = models.make(shape, BUILD)
-            with BenchServer(backends, shape, files) as server:
-                bench = Bench(server, cases, stacked=arguments.stacked)
-                for found in bench.run(arguments.repetitions):
-                    rows += found
-                    report.write(arguments.out, ROOT, rows)
-    except (BenchError, TritonError) as error:
-        CONSOLE.print(f"[red]bench-serve: {error}")
-        return 1
-    report.show("Serving: ours against the peers", rows)
-    CONSOLE.print(f"written to {arguments.out}")
-    return 0
+def _measure(arguments: argparse.Namespace) -> Iterator[report.Row]:
+    backends = make_backends(arguments.backend)
+    for shape, cases in _plan(arguments):
+        CONSOLE.print(f"[bold]{shape.name}[/bold]: {shape.row_bytes / 1e9:.2f} GB of rows")
+        files = models.make(shape, BUILD)
+        with BenchServer(backends, shape, files) as server:
+            bench = Bench(server, cases, stacked=arguments.stacked)
+            for found in bench.run(arguments.repetitions):
+                yield from found
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parts.command("Serving: ours against the peers", _measure, _options())

@@ -11,18 +11,17 @@ import argparse
 import contextlib
 import json
 import os
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import redis
 
-from bench import plot, report
+from bench import parts, plot, report
 from bench.report import CONSOLE
-from bench.servers import BUILD, ROOT, BenchError
-from embertide.server.adapters.process import ProcessError, interrupt_on_signals
+from bench.servers import BUILD, BenchError
+from embertide.server.adapters.process import interrupt_on_signals
 from embertide.server.cli.chaos.options import ChaosOptions
 from embertide.server.cli.chaos.rounds import Chaos
 from embertide.server.cli.common_options import DEFAULT_BACKENDS, DEFAULT_CACHE
@@ -180,37 +179,21 @@ def _draw(samples: Sequence[Sample], path: Path) -> None:
         plot.curves("Left alone", ("minutes", f"{label}, {unit}"), lines, picture, in_time=True)
 
 
-def main() -> int:
-    """Run the benchmark.
-
-    Returns:
-        0 if all that is to be flat was, and no answer was wrong.
-    """
-    parser = argparse.ArgumentParser(prog="bench.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--events-per-s", type=float, default=400.0)
-    parser.add_argument("--again", type=Path, help="make the report of a samples.jsonl again")
-    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "soak.json")
-    arguments = parser.parse_args()
+def _measure(given: argparse.Namespace) -> Iterator[report.Row]:
     interrupt_on_signals()
-    try:
-        if arguments.again:
-            text = arguments.again.read_text()
-            samples = [json.loads(line) for line in text.splitlines()]
-        else:
-            samples = _run(arguments.minutes, arguments.events_per_s)
-        if len(samples) < _LEAST_SAMPLES:
-            raise BenchError(f"{len(samples)} samples say nothing: take a minute at least")
-    except (BenchError, ProcessError) as error:
-        CONSOLE.print(f"[red]bench-soak: {error}")
-        return 1
-    rows = _rows(samples)
-    report.write(arguments.out, ROOT, rows)
-    _draw(samples, arguments.out)
-    report.show("A fleet left alone", rows)
-    CONSOLE.print(f"written to {arguments.out}; samples in {_FOLDER / 'samples.jsonl'}")
-    return int(not all(row.met for row in rows if row.target))
+    if given.again:
+        samples = [json.loads(line) for line in given.again.read_text().splitlines()]
+    else:
+        samples = _run(given.minutes, given.events_per_s)
+    if len(samples) < _LEAST_SAMPLES:
+        raise BenchError(f"{len(samples)} samples say nothing: take a minute at least")
+    yield from _rows(samples)
+    _draw(samples, given.out)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = parts.options("soak", __doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--events-per-s", type=float, default=400.0)
+    parser.add_argument("--again", type=Path, help="make the report of a samples.jsonl again")
+    parts.command("A fleet left alone", _measure, parser, barred=True)

@@ -8,18 +8,18 @@ import argparse
 import re
 import resource
 import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from bench import report
+from bench import parts, report
 from bench.desk import Desk
 from bench.report import CONSOLE
-from bench.servers import BUILD, ROOT, BenchError
+from bench.servers import ROOT, BenchError
 
 _PAGE = ROOT / "docs" / "howto.md"
 _WORDS_A_MINUTE = 150  # read slowly: half of them are code
@@ -104,16 +104,10 @@ def _cpu_minutes() -> float:
     return (used.ru_utime + used.ru_stime) / 60
 
 
-def main() -> int:
-    """Do the tasks; the exit code says whether all could be done."""
-    parser = argparse.ArgumentParser(prog="bench.tasks", description=__doc__)
-    parser.add_argument("words", nargs="?", default="", help="of the titles to do (all)")
-    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "tasks.json")
-    arguments = parser.parse_args()
-    rows = []
-    failed = 0
+def _measure(given: argparse.Namespace) -> Iterator[report.Row]:
+    failed = []
     for task in tasks(_PAGE.read_text(encoding="utf-8")):
-        if arguments.words.lower() not in task.title.lower():
+        if given.words.lower() not in task.title.lower():
             continue
         CONSOLE.rule(task.title)
         try:
@@ -121,19 +115,17 @@ def main() -> int:
             took = minutes(task)
         except (BenchError, subprocess.TimeoutExpired) as error:
             CONSOLE.print(f"bench-tasks: {task.title}: {error}", markup=False)
-            failed += 1
+            failed.append(task.title)
             continue
         name = (task.title, "by the docs alone", "min")
-        rows.append(
-            report.measure(name, [took], better="lower", target=_MOST_MINUTES, claim="22.2")
-        )
+        yield report.measure(name, [took], better="lower", target=_MOST_MINUTES, claim="22.2")
         cpu = (task.title, "CPU time of its commands", "min")
-        rows.append(report.measure(cpu, [_cpu_minutes() - before], better="lower", target=0))
-    if rows:
-        report.write(arguments.out, ROOT, rows)
-        report.show("Tasks of a new user", rows)
-    return 1 if failed or not rows else 0
+        yield report.measure(cpu, [_cpu_minutes() - before], better="lower", target=0)
+    if failed:
+        raise BenchError(f"not done: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = parts.options("tasks", __doc__)
+    parser.add_argument("words", nargs="?", default="", help="of the titles to do (all)")
+    parts.command("Tasks of a new user", _measure, parser)

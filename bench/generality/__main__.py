@@ -7,61 +7,48 @@ are done are kept in build/bench/generality, so what was stopped goes on.
 """
 
 import argparse
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from bench import report
+from bench import parts, report
 from bench.generality import sets
 from bench.generality.cases import FOLDER, Case, case_of_set, rows_of, trials
 from bench.report import CONSOLE
-from bench.servers import BUILD, ROOT, BenchError
-from embertide.trainer.errors import TrainerError
+from bench.servers import BenchError
 from embertide.trainer.lab.trials import measured
 
 _QUICK = 0.05  # of the rows
 
 
-def main() -> int:
-    """Run the sets; the exit code says whether they ran, not whether the peer was reached."""
-    parser = argparse.ArgumentParser(prog="bench.generality", description=__doc__)
+def _measure(given: argparse.Namespace) -> Iterator[report.Row]:
+    names = [each.name for each in sets.SETS]
+    if unknown := [name for name in given.sets if name not in names]:
+        raise BenchError(f"there is no set {unknown[0]!r}; there are {', '.join(names)}")
+    seeds = (1,) if given.quick else tuple(range(1, given.seeds + 1))
+    wanted = given.sets or ([] if given.file else names)
+    share = _QUICK if given.quick else 1.0
+    cases = [case_of_set(each, share) for each in sets.SETS if each.name in wanted]
+    cases += [
+        Case(name=path.stem, path=path.resolve(), share=1.0, known=None) for path in given.file
+    ]
+    for case in cases:
+        found = measured(trials(case, seeds), FOLDER, jobs=given.jobs)
+        rows = rows_of(case, found)
+        yield from rows
+        wrong = found[1]["misread"]
+        took = ", ".join(f"{run['seconds']:.0f}" for run in found[1:])
+        CONSOLE.print(
+            f"{case.name}: {rows[0].ours:.4f}, the peer {rows[0].peer:.4f}; "
+            f"{found[1]['versions']} versions; {took} s"
+            + (f"; [red]misread: {', '.join(wrong)}" if wrong else "")
+        )
+
+
+if __name__ == "__main__":
+    parser = parts.options("generality", __doc__)
     parser.add_argument("sets", nargs="*", metavar="SET", help="of those made; by default all")
     parser.add_argument("--file", type=Path, action="append", default=[], help="one more, of yours")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a twentieth of the rows, one seed")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "generality.json")
-    arguments = parser.parse_args()
-    names = [each.name for each in sets.SETS]
-    unknown = [name for name in arguments.sets if name not in names]
-    if unknown:
-        parser.error(f"there is no set {unknown[0]!r}; there are {', '.join(names)}")
-    seeds = (1,) if arguments.quick else tuple(range(1, arguments.seeds + 1))
-    wanted = arguments.sets or ([] if arguments.file else names)
-    rows: list[report.Row] = []
-    try:
-        share = _QUICK if arguments.quick else 1.0
-        cases = [case_of_set(each, share) for each in sets.SETS if each.name in wanted]
-        cases += [
-            Case(name=path.stem, path=path.resolve(), share=1.0, known=None)
-            for path in arguments.file
-        ]
-        for case in cases:
-            found = measured(trials(case, seeds), FOLDER, jobs=arguments.jobs)
-            rows += rows_of(case, found)
-            wrong = found[1]["misread"]
-            took = ", ".join(f"{run['seconds']:.0f}" for run in found[1:])
-            CONSOLE.print(
-                f"{rows[-1].case}: {rows[-2].ours:.4f}, the peer {rows[-2].peer:.4f}; "
-                f"{found[1]['versions']} versions; {took} s"
-                + (f"; [red]misread: {', '.join(wrong)}" if wrong else "")
-            )
-    except (BenchError, TrainerError) as error:
-        CONSOLE.print(f"[red]bench-generality: {error}")
-        return 1
-    report.write(arguments.out, ROOT, rows)
-    report.show("Defaults over data that nobody tuned them for", rows)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    parts.command("Defaults over data that nobody tuned them for", _measure, parser)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bench.drift import compared, moves, pays, planners, quiet, recshard, scale, torchrec, traces
-from bench.drift.tasks import sources
-from embertide.server.core.plan.layout import Bucket, Holders, LaidPlan, Place
+from bench.drift.tasks import sources, tasks
+from embertide.server.core.plan.layout import Holders, LaidPlan, PackedLayout, Place
 from embertide.v1 import plan_pb2
 
 
@@ -18,12 +18,15 @@ def test_planners_are_near_the_optimum() -> None:
 
 
 def test_shares_are_scored_by_simulation_and_by_a_store() -> None:
-    pieces = [traces.reuse(20_000, seed, tables=2) for seed in range(2)]
-    rows = {row.metric: row for row in recshard._rows_of(pieces)}
-    assert rows["simulated SSD reads"].peer_name == "one clock for all tables"
-    assert rows["SSD reads of a real store"].ours > 0
-    mixed = dataclasses.replace(pieces[0], dims_T=np.array([32, 64]))
-    assert "simulated SSD reads" not in {row.metric for row in recshard._rows_of([mixed])}
+    trace = traces.reuse(20_000, 1, tables=2)
+    room = 0.25 * float((trace.distinct_T * trace.dims_T * 4).sum())
+    shares_T = recshard.shares_of(trace, room)
+    assert 0 < shares_T.sum() <= room + 1
+    scored = recshard.simulated(trace, shares_T, room)
+    assert scored.first_reads <= scored.shares <= scored.by_size
+    real = recshard.replayed(trace, room)
+    assert real.shares <= 1.5 * real.predicted
+    assert real.clock_bytes <= 1.1 * (room + (1 << 20))
 
 
 def test_a_fleet_at_rest_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,9 +37,9 @@ def test_a_fleet_at_rest_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_placements_are_rated_against_torchrecs(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = torchrec.Planned(placement=None, seconds=0.0, kinds=())
+    nothing = torchrec.Planned(placement=None, seconds=0.0, kinds={})
     monkeypatch.setattr(torchrec, "plan", lambda *_: nothing)
-    (task,) = compared.tasks(sources(None, None), 1, 1, (20, 20))
+    (task,) = tasks(sources(None, None), 1, 1, (20, 20))
     found = compared.compare(task, ("greedy",))
     assert found.us["torchrec"] == np.inf
     assert 0 < found.us["greedy"] < np.inf
@@ -67,8 +70,9 @@ def test_a_reshard_of_many_nodes_stays_in_its_group() -> None:
     head = plan_pb2.Plan(epoch=3)
     for node in range(6):
         head.topology.nodes.add(name=f"node-{node}", group=node % 2)
-    layout = {Bucket(0, at): Holders((Place(at % 2, 0), Place(4, 0))) for at in range(16)}
-    target = scale._target(LaidPlan(head, layout), 8)
+    held = [Holders((Place(node, 0), Place(4, 0))) for node in range(2)]
+    codes = np.arange(16, dtype=np.int32) % 2
+    target = scale._target(LaidPlan(head, PackedLayout({0: codes}, held)), 8)
     assert target.base_epoch == 3
     assert [each.bucket_begin for each in target.assignments] == list(range(0, 16, 2))
     assert {tuple(owner.node for owner in each.owners) for each in target.assignments} == {(2, 0)}

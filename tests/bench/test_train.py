@@ -79,13 +79,13 @@ def test_pruned_models_are_paired_with_whole_ones(
     points = {
         "_points": lambda whole: [pruning._pruned("ours", 5, whole)],
         "_history_points": lambda whole: [
-            pruning._hashed("hashing", 10, whole, pruning.HISTORY, {"user": 40})
+            pruning._hashed("hashing", 10, whole, quality.HISTORY, {"user": 40})
         ],
         "_counters_points": lambda whole: [
-            pruning._narrow("one dimension", whole, pruning.COUNTERS, {"article": 40})
+            pruning._narrow("one dimension", whole, quality.COUNTERS, {"article": 40})
         ],
         "_crosses_points": lambda whole: [
-            pruning._pruned("crosses, ours", 24, whole, base=pruning.CROSSED)
+            pruning._pruned("crosses, ours", 24, whole, base=quality.CROSSED)
         ],
     }
     _patched(monkeypatch, pruning, _CURVE=tmp_path / "curve.svg", **points)
@@ -98,7 +98,7 @@ def test_pruned_models_are_paired_with_whole_ones(
 def test_beyond_ddr_nothing_is_learned_otherwise(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case_of = beyond.case_of
+    case_of = pruning.case_of
 
     def small(name: str, *of: Any) -> Case:  # enough for so few rows
         case = case_of(name, *of)
@@ -193,7 +193,7 @@ class _Tbe:
         return self._pooled
 
     def backward(self, gradients_BE: torch.Tensor) -> None:
-        self._pooled.backward(gradients_BE)  # type: ignore[no-untyped-call]
+        self._pooled.backward(gradients_BE)
 
 
 def test_steps_are_timed_beside_the_peers(monkeypatch: pytest.MonkeyPatch) -> None:
