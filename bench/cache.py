@@ -44,18 +44,14 @@ def _hit_rates(name: str, figures: cache.CacheFigures) -> list[report.Row]:
     for size in figures.sizes:
         rates = {policy: found.hit_rate for policy, found in size.policies.items()}
         peer = max(rates[cache.BASELINE], size.best_fixed)
+        keys = f"{name}, {100 * size.share:.2g} % of the keys"
         rows += [
-            report.Row(
-                case=f"{name}, {100 * size.share:.2g} % of the keys, {policy}",
-                metric="hits of 10,000",
-                unit="hits",
-                ours=round(1e4 * rate, 1),
-                peer=round(1e4 * peer, 1),
+            report.compare(
+                (f"{keys}, {policy}", "hits of 10,000", "hits"),
+                [1e4 * rate],
+                [1e4 * peer],
                 peer_name="better of LRU and the best fixed set",
-                ratio=round(rate / peer, 4),
                 better="higher",
-                n=1,
-                spread=0.0,
                 target=round((peer - _MOST_BELOW) / peer, 4),
             )
             for policy, rate in rates.items()
@@ -70,20 +66,9 @@ def _gap_closed(all_figures: Sequence[cache.CacheFigures]) -> report.Row:
         closed = [size.policies[policy].gap_closed for size in sizes]
         return 100 * statistics.fmean(share for share in closed if share is not None)
 
-    ours, peer = mean(_OURS), mean(_PEER)
-    return report.Row(
-        case=f"gap from LRU to the optimum closed, mean, {_OURS}",
-        metric="gap closed",
-        unit="%",
-        ours=round(ours, 1),
-        peer=round(peer, 1),
-        peer_name=_PEER,
-        ratio=round(ours / peer, 4),
-        better="higher",
-        n=1,
-        spread=0.0,
-        target=1.0,
-    )
+    name = (f"gap from LRU to the optimum closed, mean, {_OURS}", "gap closed", "%")
+    ours, peer = [mean(_OURS)], [mean(_PEER)]
+    return report.compare(name, ours, peer, peer_name=_PEER, better="higher", target=1.0)
 
 
 def _measure(given: argparse.Namespace) -> Iterator[report.Row]:

@@ -6,7 +6,8 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -108,6 +109,13 @@ def measure(
         target=target,
         claim=claim,
     )
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return what some work takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def cpu() -> str:

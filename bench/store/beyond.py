@@ -15,8 +15,7 @@ Shapes: B samples, N keys.
 
 import contextlib
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -93,12 +92,6 @@ class _Ahead:
             self._learner.learn(ready)
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
 def _steps(all_rows: Learner, quarter: Learner) -> Iterator[report.Row]:
     batches = _batches(_WARM_STEPS + _STEPS * _REPETITIONS)
     sides = _Ahead(all_rows), _Ahead(quarter)
@@ -112,7 +105,7 @@ def _steps(all_rows: Learner, quarter: Learner) -> Iterator[report.Row]:
         turn = [next(batches) for _ in range(_STEPS)]
         before = store.stats()["promotions"]
         for side, measured in zip(sides, rates, strict=True):
-            seconds = _seconds(partial(side.learn, turn))
+            seconds = report.seconds(partial(side.learn, turn))
             measured.append(_BATCH * _STEPS / seconds)
         missed.append((store.stats()["promotions"] - before) / _STEPS)
     case = f"DLRM, {_BATCH:,} events a step, a quarter of 5.2 M rows in DDR"
@@ -147,7 +140,7 @@ def _uniform(quarter: Learner) -> Iterator[report.Row]:
         for measured, use in ((brought, bring), (looked_up, look_up)):
             keys_N = ours.keys_of(rng.choice(_SHAPE.rows, _UNIFORM_KEYS, replace=False))
             before = store.stats()["ssd"]["blocks_read"]
-            seconds = _seconds(partial(use, keys_N))
+            seconds = report.seconds(partial(use, keys_N))
             measured.append((store.stats()["ssd"]["blocks_read"] - before) / seconds)
         store.maintain()
     yield report.compare(

@@ -7,7 +7,6 @@ beside each run, one that writes to new pages, and the longest CPU time of an in
 
 import dataclasses
 import json
-import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -80,17 +79,11 @@ def run() -> Iterator[report.Row]:
         longest = _longest("an insert", [run.inserts for run in runs])
         _longest("of a loop that waits for nothing", [run.idle for run in runs])
         _longest("of a loop that writes to new pages", [run.touches for run in runs])
-        median = statistics.median(longest)
-        yield report.Row(
-            case=case,
-            metric="longest wait for one row",
-            unit="us",
-            ours=round(median, 1),
-            peer=_BAR_US,
+        yield report.compare(
+            (case, "longest wait for one row", "us"),
+            longest,
+            [_BAR_US] * len(longest),
             peer_name="the bar",
-            ratio=round(median / _BAR_US, 4),
             better="lower",
-            n=_REPETITIONS,
-            spread=round((longest[-1] - longest[0]) / median, 4),
             target=1.0 if bits else 0.0,
         )

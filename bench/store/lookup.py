@@ -15,7 +15,6 @@ import gc
 import itertools
 import statistics
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -50,12 +49,6 @@ _LINE = 64
 _AHEAD = 32
 
 Measure = Callable[[], object]
-
-
-def _seconds(run: Measure) -> float:
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
 
 
 class RandomLines:
@@ -130,7 +123,7 @@ def turns(sides: Sequence[Sequence[Measure]]) -> list[list[float]]:
     times: list[list[float]] = [[] for _ in sides]
     for repetition in zip(*sides, strict=True):
         for each, run in zip(times, repetition, strict=True):
-            each.append(_seconds(run))
+            each.append(report.seconds(run))
     return [each[1:] for each in times]
 
 

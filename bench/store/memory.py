@@ -91,19 +91,8 @@ def _in_process(work: Callable[..., Any], *arguments: object) -> Any:
 
 
 def _row(case: str, metric: str, value: float, peer: float, name: str, bar: float) -> report.Row:
-    return report.Row(
-        case=case,
-        metric=metric,
-        unit="bytes a row over payload",
-        ours=round(value, 2),
-        peer=round(peer, 2),
-        peer_name=name,
-        ratio=round(value / peer, 4),
-        better="lower",
-        n=1,
-        spread=0.0,
-        target=bar,
-    )
+    what = (case, metric, "bytes a row over payload")
+    return report.compare(what, [value], [peer], peer_name=name, better="lower", target=bar)
 
 
 def run() -> Iterator[report.Row]:

@@ -11,8 +11,7 @@ Shapes: N keys, B samples, T tables, D dimensions.
 import dataclasses
 import gc
 import itertools
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -109,12 +108,6 @@ class Ours:
         )
 
 
-def _seconds(run: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
-
-
 def _measure(case: Case, side: Ours, tbe: peers.TrainingTbe) -> Iterator[report.Row]:
     model, rng = case.model, np.random.default_rng(4)
     torch.set_num_threads(case.threads)
@@ -127,10 +120,10 @@ def _measure(case: Case, side: Ours, tbe: peers.TrainingTbe) -> Iterator[report.
         gradients_BTD = rng.standard_normal(shape, dtype=np.float32)
         ids, gradients = torch.from_numpy(ids_N), torch.from_numpy(gradients_BTD).flatten(1)
         times = [
-            _seconds(partial(side.forward, keys_TN, case.bag, case.threads)),
-            _seconds(partial(side.backward, keys_TN, case.bag, gradients_BTD, case.threads)),
-            _seconds(partial(tbe.forward, ids, offsets)),
-            _seconds(partial(tbe.backward, gradients)),
+            report.seconds(partial(side.forward, keys_TN, case.bag, case.threads)),
+            report.seconds(partial(side.backward, keys_TN, case.bag, gradients_BTD, case.threads)),
+            report.seconds(partial(tbe.forward, ids, offsets)),
+            report.seconds(partial(tbe.backward, gradients)),
         ]
         forward, backward, peer_forward, peer_backward = times
         both = [forward + backward, peer_forward + peer_backward]
