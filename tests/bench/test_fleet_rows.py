@@ -2,6 +2,7 @@
 
 import argparse
 import collections
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def test_a_round_with_a_violation_is_an_error_behind_its_rows(tmp_path: Path) ->
     ]
     path = tmp_path / "report.json"
     said = {"each": rounds, "heal_s_longest": 0.5, "flipped_messages": 2, "answers": 10}
-    path.write_text(chaos.json.dumps(said | {"rounds_failed": 1}))
+    path.write_text(json.dumps(said | {"rounds_failed": 1}))
     rows = chaos._measure(_options(report=path))
     before: list[report.Row] = []
     with pytest.raises(BenchError, match="1 rounds failed"):
