@@ -154,7 +154,7 @@ def test_histories_are_not_held_back_by_a_publish_budget(tmp_path: Path, whole: 
     budget = PublishBudget(bytes_per_s=1, max_age_versions=50)
     run = dataclasses.replace(RUN, publish_budget=budget)
     trainer = train(run, NEWS, Publication(path), 9)
-    trainer.versions.arrive()
+    trainer.versions.wait_published()
     assert trainer.versions.image is not None
     assert trainer.versions.image.stats.deferred_rows > 100
     trained, held = (

@@ -169,7 +169,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "delta": (Publication, "write_delta"),
     "commit file": (Publication, "_write_commit"),
     "note": (Publication, "note"),
-    "arrival": (Versions, "arrive"),
+    "arrival": (Versions, "wait_published"),
     "state": (CheckpointWriter, "add"),
     "checkpoint": (CheckpointWriter, "finish"),
     "snapshot": (saver, "write_snapshot"),

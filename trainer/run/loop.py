@@ -54,7 +54,7 @@ from embertide.trainer.run.defaults import Cadence
 from embertide.trainer.run.fork import Fork
 from embertide.trainer.run.progress import Progress, Teller, added_up
 from embertide.trainer.run.quarantine import SetAside
-from embertide.trainer.run.resume import Resuming
+from embertide.trainer.run.resume import Resumer
 from embertide.trainer.run.versions import Versions
 from embertide.trainer.sync.channel import check_same
 from embertide.trainer.sync.ranks import Ranks
@@ -188,7 +188,7 @@ class Trainer:
                 with needing_room(publication.path):
                     restore(self.uploader, publication)
         self.run = run = self._with_cadence(run, cadence)
-        beginning = Resuming(
+        start = Resumer(
             run=run,
             publication=publication,
             ranks=self.ranks,
@@ -198,23 +198,23 @@ class Trainer:
             fork=fork,
             change_model=change_model,
         ).begin()
-        self.state = beginning.state
-        self.forked = beginning.forked
+        self.state = start.state
+        self.forked = start.forked
         self.warm_start = ""
         self._warm_start: Path | None = None  # of this start
         if fork is not None and not fork.keep_place and self.forked is not None:
             self._warm_start = fork.publication.path
-        self._changed = beginning.changed  # and no version is out since
+        self._changed = start.changed  # and no version is out since
         self.learner = self.state.learner
         with self._channel.together():
             if self.ranks.first:
                 for name in restore_journals(publication.path, self.state.journals):
                     log.warning("%s: %s comes from the checkpoint", publication.path, name)
         with self._channel.together():
-            if self.ranks.first and beginning.changed:
+            if self.ranks.first and start.changed:
                 publication.program.unlink(missing_ok=True)
-            elif self.ranks.first and beginning.saved is not None:
-                keep_program(publication, beginning.saved.snapshot)
+            elif self.ranks.first and start.saved is not None:
+                keep_program(publication, start.saved.snapshot)
             if self.ranks.first and not publication.program.exists():
                 with needing_room(publication.path):
                     export_dense(
@@ -230,7 +230,7 @@ class Trainer:
                 check_program(self.learner.served, publication.program, run.model, run.cpu)
         self.versions = Versions(
             publication,
-            beginning,
+            start,
             bus=bus,
             channel=self._channel,
             publishing=publishing,
@@ -348,7 +348,7 @@ class Trainer:
         def ends() -> bool:
             """What is done while there are no events; whether the run is to end."""
             self._finish()
-            self.versions.arrive()
+            self.versions.wait_published()
             if self._teller is not None:
                 self._teller.idle()
             idle()
@@ -467,7 +467,7 @@ class Trainer:
                 break
             self._stand(batch.next_offset, after)
         self._finish()
-        self.versions.arrive()
+        self.versions.wait_published()
         self.stopped |= self._stop
         if self.state.done > begun_done:
             self._decide_all(last_ms)

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Beginning:
+class StartState:
     """What a run goes on from.
 
     Attributes:
@@ -45,7 +45,7 @@ class Beginning:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Resuming:
+class Resumer:
     """What decides where a run begins.
 
     Attributes:
@@ -68,7 +68,7 @@ class Resuming:
     fork: Fork | None = None
     change_model: bool = False
 
-    def begin(self) -> Beginning:
+    def begin(self) -> StartState:
         """Resume the newest checkpoint; harmed ones are put aside, and the one before is taken.
 
         All ranks call it together.
@@ -82,7 +82,7 @@ class Resuming:
         harmed_checkpoints = 0
         while True:
             harmed: tuple[int, int, str] | None = None
-            beginning: Beginning | None = None
+            start: StartState | None = None
             # The first says which: on a network's file system others may not see it yet.
             with self.channel.together():
                 newest = checkpoints.newest(self.publication) if self.ranks.first else None
@@ -90,17 +90,17 @@ class Resuming:
             version = None if named is None else VersionId(*named)
             with self.channel.together():
                 try:
-                    beginning = self._resumed(version)
+                    start = self._resumed(version)
                 except checkpoints.HarmedCheckpointError as error:
                     harmed = (*error.version, str(error))
             # What one rank finds harmed, none goes on from.
             found = [each for each in self.channel.gather(harmed) if each is not None]
-            if beginning is not None and not found:
+            if start is not None and not found:
                 if version is None and self.fork is not None:
                     with self.channel.together():
-                        forked = fork(beginning.state, self.fork)
-                    beginning = dataclasses.replace(beginning, forked=forked)
-                return dataclasses.replace(beginning, harmed=harmed_checkpoints)
+                        forked = fork(start.state, self.fork)
+                    start = dataclasses.replace(start, forked=forked)
+                return dataclasses.replace(start, harmed=harmed_checkpoints)
             number, lineage, words = found[0]
             harmed_checkpoints += 1
             with self.channel.together():
@@ -126,7 +126,7 @@ class Resuming:
         load = saved.load if saved is not None and saved.load else None
         return plan.balanced(self.run.model, self.ranks.size, load)
 
-    def _resumed(self, version: VersionId | None) -> Beginning:
+    def _resumed(self, version: VersionId | None) -> StartState:
         if version is not None and not checkpoints.is_complete(self.publication, version):
             raise CheckpointError(
                 f"the first rank goes on from the checkpoint of version {version.number}, which is "
@@ -139,7 +139,7 @@ class Resuming:
                     " its checkpoints/ back (harmed ones end in .harmed), or train in a new folder;"
                     " nodes serve this one as it is, so keep it until they follow the new one"
                 )
-            return Beginning(RunState(self.run, self.ranks, self._owners(None)), None, 0)
+            return StartState(RunState(self.run, self.ranks, self._owners(None)), None, 0)
         found = SavedCheckpoint(self.publication, version)
         saved = found.checkpoint
         differing = differences(saved.config, self.run, saved.changed)
@@ -170,10 +170,10 @@ class Resuming:
             forked = carry_over(state, found, self.publication.path, keep_place=True)
             state.number = version.number
             state.generation = self.publication.versions()[-1].number + 1
-            return Beginning(state, None, 0, forked, changed=True)
+            return StartState(state, None, 0, forked, changed=True)
         state.restore(found)
         log.info("resumed at event %d, version %d", state.offset, state.number)
-        return Beginning(state, version, 0, saved=found)
+        return StartState(state, version, 0, saved=found)
 
     def _named(self, saved: Checkpoint) -> str:
         """Name the folder; of one with another model or other events, what it is of."""

@@ -53,7 +53,7 @@ from embertide.trainer.run.checkpoint.increment import (
     increment_of,
 )
 from embertide.trainer.run.checkpoint.saver import BucketCopy, Saver, SaverOptions, SnapshotJob
-from embertide.trainer.run.resume import Beginning
+from embertide.trainer.run.resume import StartState
 from embertide.trainer.sync.channel import Channel
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ _MOST_CHANGED = 0.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Leaving:
+class _InFlightVersion:
     """A version on its way out.
 
     Attributes:
@@ -95,7 +95,7 @@ class Versions:
     def __init__(
         self,
         publication: Publication,
-        beginning: Beginning,
+        start: StartState,
         *,
         bus: str | None,
         channel: Channel,
@@ -108,7 +108,7 @@ class Versions:
 
         Args:
             publication: Where versions go.
-            beginning: The state that is published.
+            start: The state that is published.
             bus: Redis URL; None publishes to files alone.
             channel: Of the training thread.
             publishing: Of the thread that writes and sends versions.
@@ -121,24 +121,24 @@ class Versions:
             BusError: Redis cannot be reached.
         """
         self.publication = publication
-        self._state, self._rows = beginning.state, beginning.state.rows
-        run = beginning.state.run
+        self._state, self._rows = start.state, start.state.rows
+        run = start.state.run
         self._channel = channel
         self._checkpointed = checkpointed
         self._copy: tuple[int, Path] | None = None
         self._bins: tuple[Bins, ...] = ()
         # The newest snapshot with all rows, which may be in flight, and what changed since.
-        saved = beginning.saved
+        saved = start.saved
         self._base = None if saved is None else saved.snapshot
         self._changed = ChangedKeys() if saved is None else saved.changed
         self._increments = (
             0 if saved is None or saved.increment is None else saved.increment.ordinal
         )
-        self._harmed_checkpoints = beginning.harmed
+        self._harmed_checkpoints = start.harmed
         self._without = 0  # versions since the newest that had no room
         self._said_s = -_SAID_EVERY_S
         self._workers = Workers("publish")
-        self._leaving: tuple[_Leaving, Future[VersionId]] | None = None
+        self._in_flight: tuple[_InFlightVersion, Future[VersionId]] | None = None
         self.saver = Saver(
             publication,
             SaverOptions(
@@ -156,11 +156,9 @@ class Versions:
                 publish_every_s=run.publish_every_s,
                 channel=channel,
             )
-            if beginning.version is not None:
+            if start.version is not None:
                 with channel.together():
-                    self.image.load(
-                        publication.snapshot_path(beginning.version), beginning.version.number
-                    )
+                    self.image.load(publication.snapshot_path(start.version), start.version.number)
         self.publisher = Publisher(
             publication,
             bus=bus,
@@ -171,7 +169,7 @@ class Versions:
             channel=publishing,
         )
         # The next version has one, whatever its number. Nothing else leads to another model.
-        self._owes_snapshot = beginning.changed or self._follows_another_model()
+        self._owes_snapshot = start.changed or self._follows_another_model()
         if not self._owes_snapshot:
             self._owe()
 
@@ -275,9 +273,9 @@ class Versions:
     ) -> None:
         """Publish the state as a version; one with a snapshot, or the last, is out on return.
 
-        Any other is written and sent while training goes on: `arrive` waits for it.
+        Any other is written and sent while training goes on: `wait_published` waits for it.
         """
-        self.arrive()
+        self.wait_published()
         before, self._state.number = self._state.number, number
         self._state.learner.refresh(watermark_ms)
         put_histories(self._state.histories, self._rows)
@@ -323,7 +321,7 @@ class Versions:
         taken: list[tuple[int, int, NDArray[np.uint64]]] = []
         noted = self._noted(changes, taken)
         self._rows.forget_changes(of_others=True)
-        leaving = _Leaving(
+        in_flight = _InFlightVersion(
             number=number, before=before, newest=newest, changes=changes, taken=taken
         )
         try:
@@ -334,14 +332,14 @@ class Versions:
             if self.image is not None:
                 for _ in noted:
                     pass  # all of them were taken
-            self._take_back(leaving)
+            self._take_back(in_flight)
             raise
-        self._leaving = (
-            leaving,
+        self._in_flight = (
+            in_flight,
             self._workers.submit(functools.partial(self.publisher.finish, outgoing)),
         )
         if snapshot or last:
-            self.arrive(needed=True)
+            self.wait_published(needed=True)
         if snapshot:
             version = VersionId(number, self.publisher.lineage)
             full = last or self._owes_snapshot
@@ -356,7 +354,7 @@ class Versions:
         self.publish(newest.number + 1, watermark_ms, snapshot=True)
         self.saver.wait(needed=True)
 
-    def arrive(self, *, needed: bool = False) -> None:
+    def wait_published(self, *, needed: bool = False) -> None:
         """Return once the version on its way is out.
 
         Where the drive has no room for it, training goes on, and the next version has its rows.
@@ -364,23 +362,23 @@ class Versions:
         Args:
             needed: Whether a drive without room is an error.
         """
-        if self._leaving is None:
+        if self._in_flight is None:
             return
-        (leaving, finished), self._leaving = self._leaving, None
+        (in_flight, finished), self._in_flight = self._in_flight, None
         try:
             finished.result()
         except BaseException as error:
-            self._take_back(leaving)
+            self._take_back(in_flight)
             if needed or not isinstance(error, NoRoomError):
                 raise
-            self._go_without(leaving.number, error)
+            self._go_without(in_flight.number, error)
             return
         if self.image is not None:
-            self.image.apply(leaving.number, leaving.changes)
+            self.image.apply(in_flight.number, in_flight.changes)
         if self._without:
             log.warning(
                 "version %d is out, with the rows of %d before it that had no room",
-                leaving.number,
+                in_flight.number,
                 self._without,
             )
             self._without, self._said_s = 0, -_SAID_EVERY_S
@@ -394,18 +392,18 @@ class Versions:
             self._said_s = now
             log.error("version %d is not published, the next has its rows: %s", number, error)
 
-    def _take_back(self, leaving: _Leaving) -> None:
+    def _take_back(self, in_flight: _InFlightVersion) -> None:
         """If a version that failed is not out, have the next one carry its rows."""
-        if self.publisher.newest != leaving.newest:
+        if self.publisher.newest != in_flight.newest:
             return
-        self._state.number = leaving.before
-        for t, bucket, keys in leaving.taken:
+        self._state.number = in_flight.before
+        for t, bucket, keys in in_flight.taken:
             self._rows.store.mark_changed(t, bucket, keys)
 
     def settle(self) -> None:
         """Return once nothing is being written and sent, whatever became of it."""
-        if self._leaving is not None:
-            wait([self._leaving[1]])
+        if self._in_flight is not None:
+            wait([self._in_flight[1]])
 
     def _snapshot_again(self, number: int, watermark_ms: int, dense: bytes) -> bool:
         """Make the snapshot of a version that is out, if it is of the state that we are in."""
