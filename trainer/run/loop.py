@@ -53,7 +53,7 @@ from embertide.trainer.run.checkpoint.settings import settings
 from embertide.trainer.run.defaults import Cadence
 from embertide.trainer.run.fork import Fork
 from embertide.trainer.run.progress import Progress, Teller, added_up
-from embertide.trainer.run.quarantine import SetAside
+from embertide.trainer.run.quarantine import Quarantine
 from embertide.trainer.run.resume import Resumer
 from embertide.trainer.run.versions import Versions
 from embertide.trainer.sync.channel import check_same
@@ -171,7 +171,7 @@ class Trainer:
         self._asked: Future[Prepared] | None = None  # the batch to learn next
         self._teller: Teller | None = None  # of this `fit`
         self.publication = publication
-        self.set_aside = SetAside(publication.set_aside, run.most_set_aside)
+        self.quarantine = Quarantine(publication.set_aside, run.most_set_aside)
         self.unsampled = 0  # negatives that `negative_rate` left out
         self.undone_events = 0  # passed over, as a rollback undid what was learned from them
         self._skipped = PromotionRecord(publication).read().undone if skip_undone else ()
@@ -481,7 +481,7 @@ class Trainer:
 
     def _mark(self, source: EventSource) -> Any:
         """Return what is another once there is more to tell of this run."""
-        of_this = (self.state.events, self.state.done, self.state.number, self.set_aside.stats)
+        of_this = (self.state.events, self.state.done, self.state.number, self.quarantine.stats)
         versions = (self.versions.saver.stats, self.versions.counters())
         others = self.ranks.told("progress") if self.ranks.first else []
         return copy.deepcopy((of_this, versions, source.dead_letters.by_reason, others))
@@ -514,7 +514,7 @@ class Trainer:
             | {"unsampled_negatives": self.unsampled}
             | {"dead_letters_lost": source.dead_letters.lost},
             missing=self.learner.missing,
-            set_aside=dataclasses.asdict(self.set_aside.stats),
+            set_aside=dataclasses.asdict(self.quarantine.stats),
             quality=self.state.monitor.quality(self.state.prequential) | self.state.heads.quality(),
             slices=self.state.monitor.slices(),
             storage={} if self.uploader is None else dataclasses.asdict(self.uploader.stats),
@@ -617,9 +617,9 @@ class Trainer:
         try:
             scores = self.learner.learn(ready, then)
         except NotFiniteError as error:
-            self.set_aside.add(batch, error.reason, kept=self.ranks.first)
+            self.quarantine.add(batch, error.reason, kept=self.ranks.first)
             return None
-        self.set_aside.learned()
+        self.quarantine.learned()
         self.state.events += len(batch)
         return scores
 

@@ -1,4 +1,4 @@
-"""Batches that would have made the net not finite: put aside with their events, counted, kept."""
+"""Quarantine of batches that would have made the net not finite: counted, their events kept."""
 
 import dataclasses
 import json
@@ -14,13 +14,13 @@ from embertide.trainer.data.lines_file import LinesFile
 from embertide.trainer.errors import FinalError
 
 _MAX_BYTES = 64 << 20
-"""Of the file: what is put aside later is counted, and not kept."""
+"""Of the file: what is quarantined later is counted, and not kept."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(slots=True)
-class AsideStats:
+class QuarantineStats:
     """Counters since the start; a run that resumes counts again what it learns again."""
 
     batches: int = 0
@@ -28,8 +28,8 @@ class AsideStats:
     events_not_kept: int = 0  # the file, or its drive, is full
 
 
-class SetAside:
-    """The batches of one run that were put aside. Used by one thread.
+class Quarantine:
+    """The quarantined batches of one run. Used by one thread.
 
     Args:
         path: File that their events are appended to, a JSON line each.
@@ -37,8 +37,8 @@ class SetAside:
     """
 
     def __init__(self, path: Path, most_in_a_row: int) -> None:
-        """Put nothing aside yet."""
-        self.stats = AsideStats()
+        """Quarantine nothing yet."""
+        self.stats = QuarantineStats()
         self._file = LinesFile(path, _MAX_BYTES)
         self._most = most_in_a_row
         self._in_a_row = 0
@@ -49,7 +49,7 @@ class SetAside:
         self._in_a_row = 0
 
     def add(self, batch: Batch, reason: str, *, kept: bool = True) -> None:
-        """Put a batch aside; `kept`: whether this rank is the one that writes it down.
+        """Quarantine a batch; `kept`: whether this rank is the one that writes it down.
 
         Raises:
             TrainerError: Too many in a row: it is not the events that are at fault.

@@ -91,13 +91,13 @@ def test_a_poisoned_batch_is_as_if_it_had_not_been(folder: list[Publication]) ->
     trainer = Trainer(PLAIN, folder[0], program_cache=CACHE)
     seen: list[Progress] = []
     trainer.fit(Poisoned(BAD), progress=seen.append, every_s=0)
-    stats = trainer.set_aside.stats
+    stats = trainer.quarantine.stats
     assert stats.batches == 2
     assert seen[-1].set_aside["batches"] == 2
     lines = [json.loads(line) for line in folder[0].set_aside.read_text().splitlines()]
     without = Trainer(PLAIN, folder[1], program_cache=CACHE)
     without.fit(Without(Poisoned(BAD), {line["event"] for line in lines}))
-    assert without.set_aside.stats.batches == 0
+    assert without.quarantine.stats.batches == 0
     assert newest_files(folder[0]) == newest_files(folder[1])
     assert trainer.state.events == without.state.events
     assert (
@@ -159,7 +159,7 @@ def test_the_file_of_what_was_put_aside_has_a_bound(
     monkeypatch.setattr(quarantine, "_MAX_BYTES", 2000)
     trainer = Trainer(PLAIN, folder[0], program_cache=CACHE)
     trainer.fit(Poisoned(BAD))
-    stats = trainer.set_aside.stats
+    stats = trainer.quarantine.stats
     assert folder[0].set_aside.stat().st_size <= 2000
     kept = len(folder[0].set_aside.read_text().splitlines())
     assert kept + stats.events_not_kept == stats.events
@@ -170,5 +170,5 @@ def test_a_full_drive_does_not_end_the_run(folder: list[Publication]) -> None:
     folder[0].set_aside.symlink_to("/dev/full")
     trainer = Trainer(PLAIN, folder[0], program_cache=CACHE)
     trainer.fit(Poisoned(BAD))
-    stats = trainer.set_aside.stats
+    stats = trainer.quarantine.stats
     assert stats.events_not_kept == stats.events > 0
