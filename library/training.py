@@ -7,7 +7,7 @@ from typing import Any
 
 from embertide.server.adapters.triton import find_programs
 from embertide.trainer.commands.inputs import check_model, open_input, run_for
-from embertide.trainer.commands.pace import pace_of
+from embertide.trainer.commands.publish_schedule import schedule_of
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.data.limit import FirstEvents
@@ -77,11 +77,11 @@ def train(
         source = open_input(data, events, hours, 1, group=path.resolve().name)
     else:
         source = data if events is None else FirstEvents(data, events)
-    pace = None
+    schedule = None
     if isinstance(run, RunConfig):
         check_model(run.model, source)
     else:
-        pace = pace_of(source, data if isinstance(data, str) else None)
+        schedule = schedule_of(source, data if isinstance(data, str) else None)
         run = run_for(run, source)
     trainer = Trainer(
         run,
@@ -89,7 +89,7 @@ def train(
         bus=bus,
         program_cache=find_programs() if program_cache is None else Path(program_cache),
         allow_change=allow_change,
-        cadence=pace,
+        publish_schedule=schedule,
     )
     trainer.fit(source, progress=progress)
     days = trainer.state.prequential.daily_summaries()

@@ -29,7 +29,7 @@ from embertide.trainer.publish.lock import LockedError
 from embertide.trainer.publish.origin import FolderOrigin
 from embertide.trainer.run.checkpoint import checkpoint as checkpoints
 from embertide.trainer.run.checkpoint.checkpoint import CheckpointError
-from embertide.trainer.run.defaults import Cadence
+from embertide.trainer.run.defaults import PublishSchedule
 from embertide.trainer.run.loop import Trainer
 from embertide.v1 import update_pb2
 
@@ -74,14 +74,14 @@ def test_an_empty_folder_with_object_storage_has_the_cadence_of_before(tmp_path:
     events = work.write("news.parquet", days[:1])
     said = ("--data", tmp_path / "news.parquet", "--storage", f"file://{tmp_path}/bucket")
     work.learned(events, *said)
-    before = Cadence.of(checkpoints.saved_settings(Publication(work.publication)))
+    before = PublishSchedule.of(checkpoints.saved_settings(Publication(work.publication)))
     work.publication.rename(tmp_path / "lost")
     events = work.write("news.parquet", days)
     work.learned(events, *said)
-    after = Cadence.of(checkpoints.saved_settings(Publication(work.publication)))
+    after = PublishSchedule.of(checkpoints.saved_settings(Publication(work.publication)))
     assert before == after
     assert work.train("--data", tmp_path / "news.parquet", into=tmp_path / "fresh")
-    fresh = Cadence.of(checkpoints.saved_settings(Publication(tmp_path / "fresh")))
+    fresh = PublishSchedule.of(checkpoints.saved_settings(Publication(tmp_path / "fresh")))
     assert fresh != before  # or this shows nothing
 
 

@@ -14,7 +14,7 @@ from embertide.trainer.__main__ import app
 from embertide.trainer.commands.inputs import check_model
 from embertide.trainer.commands.run_file import load
 from embertide.trainer.model.learner import Learner
-from embertide.trainer.run.defaults import cadence, cadence_of_rows, most_versions
+from embertide.trainer.run.defaults import most_versions, schedule_of_clock, schedule_of_rows
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 YEAR_S = 365 * 86_400
@@ -122,7 +122,7 @@ def test_train_says_what_to_type_for_columns_that_it_does_not_know(tmp_path: Pat
 def test_versions_are_as_many_as_events_and_clock_deserve(
     events: int, span_s: int, most: int | None, every_s: int
 ) -> None:
-    found = cadence(events, span_s, most=most)
+    found = schedule_of_clock(events, span_s, most=most)
     assert found.publish_every_s == every_s
     versions = span_s / every_s
     assert versions / found.snapshot_every <= 20
@@ -142,7 +142,10 @@ def test_a_file_whose_events_come_fast_has_more_versions(
     events: int, days: float, every_s: int
 ) -> None:
     span_s = days * 86_400
-    assert cadence(events, span_s, most=most_versions(events, span_s)).publish_every_s == every_s
+    assert (
+        schedule_of_clock(events, span_s, most=most_versions(events, span_s)).publish_every_s
+        == every_s
+    )
 
 
 def test_the_file_says_what_could_be_turned_on(tmp_path: Path) -> None:
@@ -206,8 +209,8 @@ def test_several_files_are_one_input(tmp_path: Path, by: str) -> None:
 
 
 def test_rows_without_a_clock_give_versions_of_some_thousands() -> None:
-    assert cadence_of_rows(60_000).publish_every_s == 2
-    assert cadence_of_rows(10**8, most=200).publish_every_s == 500
+    assert schedule_of_rows(60_000).publish_every_s == 2
+    assert schedule_of_rows(10**8, most=200).publish_every_s == 500
 
 
 @pytest.mark.long

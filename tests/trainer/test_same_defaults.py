@@ -13,11 +13,11 @@ from embertide.trainer.__main__ import app
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.presets import PRESETS
 from embertide.trainer.run import loop
-from embertide.trainer.run.defaults import Cadence
+from embertide.trainer.run.defaults import PublishSchedule
 
 # The folder is the caller's; a cache saves compiling, and one rank is none or itself.
 APART = {"self", "publication", "program_cache", "ranks"}
-SAVED = Cadence(publish_every_s=1800, snapshot_every=9)
+SAVED = PublishSchedule(publish_every_s=1800, snapshot_every=9)
 
 
 class MadeError(BaseException):
@@ -35,9 +35,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         bound.apply_defaults()
         arguments = {name: v for name, v in bound.arguments.items() if name not in APART}
         arguments["allow_change"] = tuple(arguments["allow_change"])
-        pace = arguments.pop("cadence")
-        assert pace is not None
-        found.append({**arguments, "cadence": (pace(None), pace(SAVED))})
+        schedule = arguments.pop("publish_schedule")
+        assert schedule is not None
+        found.append({**arguments, "publish_schedule": (schedule(None), schedule(SAVED))})
         raise MadeError
 
     monkeypatch.setattr(loop, "Trainer", make)
@@ -67,6 +67,6 @@ def test_the_function_and_the_command_begin_the_same_run(
         )
     command, function = made
     assert function == command
-    first, again = function["cadence"]
+    first, again = function["publish_schedule"]
     assert again == SAVED
     assert (first.publish_every_s == 600) == synthetic

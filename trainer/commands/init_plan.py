@@ -131,16 +131,18 @@ def plan_of(given: Input, asked: Asked, name: str | None, output: Path) -> Plan:
             )
             found, ts, clock = _without_time(found), None, None
     if clock is None or ts is None:
-        pace = defaults.cadence_of_rows(rows, most=defaults.MOST_VERSIONS)
+        schedule = defaults.schedule_of_rows(rows, most=defaults.MOST_VERSIONS)
         notes.append(
             "no time: the order of rows is time, and a version comes every "
-            f"{1000 * pace.publish_every_s:,} rows"
+            f"{1000 * schedule.publish_every_s:,} rows"
         )
         times, hour = EventTimes(), False
     else:
         unit_s = found.unit_ms / 1000
         span_s = (clock.last - clock.first) * unit_s
-        pace = defaults.cadence(rows, span_s, most=defaults.most_versions(rows, span_s))
+        schedule = defaults.schedule_of_clock(
+            rows, span_s, most=defaults.most_versions(rows, span_s)
+        )
         gap_s = math.ceil(clock.gap * unit_s)
         times = EventTimes(max_jump_s=max(_HOUR_S, min(_MOST_JUMP_S, gap_s)))
         hour = span_s > 2 * _DAY_S and not _is_daily(sample, ts, found.unit_ms)
@@ -153,8 +155,8 @@ def plan_of(given: Input, asked: Asked, name: str | None, output: Path) -> Plan:
         optimizer=defaults.rates(),
         batch_size=defaults.batch_size(rows),
         warmup_events=max(1, min(50_000, rows // 10)),
-        publish_every_s=pace.publish_every_s,
-        snapshot_every=pace.snapshot_every,
+        publish_every_s=schedule.publish_every_s,
+        snapshot_every=schedule.snapshot_every,
     )
     clock_facts = next((each.facts for each in found.choices if each.role == "time"), None)
     kinds = {} if clock_facts is None else {clock_facts.name: _clock_kind(clock_facts)}

@@ -265,7 +265,7 @@ def command(
         if nproc > 1:
             sys.exit(launch(nproc, restarts, sys.argv[1:]))
     from embertide.trainer.commands import reports, result, run_file
-    from embertide.trainer.commands.pace import pace_of
+    from embertide.trainer.commands.publish_schedule import schedule_of
     from embertide.trainer.data.limit import ScoredGate
     from embertide.trainer.publish.folder import Publication
     from embertide.trainer.publish.storage import Storage
@@ -313,7 +313,7 @@ def command(
                 None if given is None else given.data_schema,
                 None if given is None else given.source,
             )
-        pace = None
+        schedule = None
         if given is not None:
             run = given.run
             check_model(run.model, source)
@@ -327,7 +327,7 @@ def command(
                 ssd_budget_bytes=ssd_mib << 20,
                 ssd_directory=str(ssd_directory or publication / "ssd") if ssd_mib else "",
             )
-            pace = pace_of(source, data, publish_every_s, snapshot_every)
+            schedule = schedule_of(source, data, publish_every_s, snapshot_every)
         bar = event_bar("training")
         if first:
             stack.enter_context(bar)
@@ -376,7 +376,7 @@ def command(
             storage=None if storage is None else Storage(storage),
             most_behind_s=storage_behind_s,
             storage_end_s=storage_end_s,
-            cadence=pace,
+            publish_schedule=schedule,
         )
         if tracked is not None:
             tracked.begin(dataclasses.asdict(trainer.run))

@@ -45,7 +45,7 @@ _NICE_S = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cadence:
+class PublishSchedule:
     """How often a run publishes.
 
     Attributes:
@@ -57,7 +57,7 @@ class Cadence:
     snapshot_every: int
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> "Cadence | None":
+    def of(cls, settings: Mapping[str, Any]) -> "PublishSchedule | None":
         """Return that of a run's settings, as a checkpoint has them; None: they do not say."""
         names = [field.name for field in fields(cls)]
         if not all(isinstance(settings.get(name), int) for name in names):
@@ -74,11 +74,11 @@ def most_versions(events: int, span_s: float) -> int:
     return max(MOST_VERSIONS, min(events // FAST_EVENTS, int(span_s) // LEAST_EVERY_S))
 
 
-USUAL_CADENCE = Cadence(publish_every_s=LEAST_EVERY_S, snapshot_every=USUAL_SNAPSHOT_EVERY)
+USUAL_SCHEDULE = PublishSchedule(publish_every_s=LEAST_EVERY_S, snapshot_every=USUAL_SNAPSHOT_EVERY)
 """Of a stream, whose rate nobody knows yet, and of the synthetic news."""
 
 
-def cadence(events: int, span_s: float, *, most: int | None = None) -> Cadence:
+def schedule_of_clock(events: int, span_s: float, *, most: int | None = None) -> PublishSchedule:
     """Return how often a run over a file publishes: as its events and its clock deserve.
 
     Args:
@@ -92,17 +92,17 @@ def cadence(events: int, span_s: float, *, most: int | None = None) -> Cadence:
     every_s = _nice(max(least_s, math.ceil(span_s / versions)))
     versions = max(1.0, span_s / every_s)
     snapshots = max(USUAL_SNAPSHOT_EVERY, math.ceil(versions / _MOST_SNAPSHOTS))
-    return Cadence(publish_every_s=every_s, snapshot_every=snapshots)
+    return PublishSchedule(publish_every_s=every_s, snapshot_every=snapshots)
 
 
-def cadence_of_rows(events: int, *, most: int | None = None) -> Cadence:
-    """Return the cadence where the order of rows is time: a row then counts as a millisecond."""
+def schedule_of_rows(events: int, *, most: int | None = None) -> PublishSchedule:
+    """Return the schedule where the order of rows is time: a row then counts as a millisecond."""
     versions = max(1.0, events / LEAST_EVENTS)
     versions = min(versions, MOST_VERSIONS if most is None else most)
     every_s = max(1, math.ceil(events / versions / 1000))
     count = max(1.0, events / (1000 * every_s))
     snapshots = max(USUAL_SNAPSHOT_EVERY, math.ceil(count / _MOST_SNAPSHOTS))
-    return Cadence(publish_every_s=every_s, snapshot_every=snapshots)
+    return PublishSchedule(publish_every_s=every_s, snapshot_every=snapshots)
 
 
 def _nice(seconds: int) -> int:

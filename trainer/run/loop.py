@@ -50,7 +50,7 @@ from embertide.trainer.publish.upload import Uploader, UploadOptions
 from embertide.trainer.run.checkpoint.checkpoint import saved_settings
 from embertide.trainer.run.checkpoint.restoring import restore
 from embertide.trainer.run.checkpoint.settings import settings
-from embertide.trainer.run.defaults import Cadence
+from embertide.trainer.run.defaults import PublishSchedule
 from embertide.trainer.run.fork import Fork
 from embertide.trainer.run.progress import Progress, Teller, added_up
 from embertide.trainer.run.quarantine import Quarantine
@@ -105,8 +105,8 @@ class Trainer:
         storage: Where the publication has a copy, from which a folder that is empty is filled.
         most_behind_s: Training waits while storage lacks something that is older.
         storage_end_s: How long the end of `fit` may wait for storage.
-        cadence: Gives how often the run publishes, in place of what `run` says, from the cadence of
-            its checkpoint, None where there is none.
+        publish_schedule: Gives how often the run publishes, in place of what `run` says, from the
+            schedule of its checkpoint, None where there is none.
 
     Attributes:
         state: What is learned, and up to where; of this rank, its rows.
@@ -145,7 +145,7 @@ class Trainer:
         storage: Storage | None = None,
         most_behind_s: float = 3600.0,
         storage_end_s: float = 300.0,
-        cadence: Callable[[Cadence | None], Cadence] | None = None,
+        publish_schedule: Callable[[PublishSchedule | None], PublishSchedule] | None = None,
     ) -> None:
         """Open store and net, resume a checkpoint, take the lineage."""
         self.ranks = ranks or Ranks.alone()
@@ -187,7 +187,7 @@ class Trainer:
                 self.uploader = Uploader(storage, publication, options)
                 with needing_room(publication.path):
                     restore(self.uploader, publication)
-        self.run = run = self._with_cadence(run, cadence)
+        self.run = run = self._with_schedule(run, publish_schedule)
         start = Resumer(
             run=run,
             publication=publication,
@@ -253,17 +253,19 @@ class Trainer:
                 stopped=lambda: self.stopped,
             )
 
-    def _with_cadence(
-        self, run: RunConfig, cadence: Callable[[Cadence | None], Cadence] | None
+    def _with_schedule(
+        self,
+        run: RunConfig,
+        choose: Callable[[PublishSchedule | None], PublishSchedule] | None,
     ) -> RunConfig:
-        """Return the run with its cadence, which the first rank finds."""
-        if cadence is None:
+        """Return the run with its schedule, which the first rank finds."""
+        if choose is None:
             return run
         found = dict[str, int]()
         with self._channel.together():
             if self.ranks.first:
-                saved = Cadence.of(saved_settings(self.publication))
-                found = dataclasses.asdict(cadence(saved))
+                saved = PublishSchedule.of(saved_settings(self.publication))
+                found = dataclasses.asdict(choose(saved))
         return dataclasses.replace(run, **self._channel.gather(found)[0])
 
     def figures(self) -> dict[str, Any]:

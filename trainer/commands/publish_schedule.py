@@ -1,8 +1,8 @@
 """How often a run publishes where nobody says it: as the input deserves, once a run.
 
-A run that goes on keeps its cadence, for versions are numbered by it, though its files may have
+A run that goes on keeps its schedule, for versions are numbered by it, though its files may have
 grown. What it was is in its checkpoint, which may be in object storage alone; so the trainer asks
-for the cadence once it knows its checkpoint.
+for the schedule once it knows its checkpoint.
 """
 
 from collections.abc import Callable
@@ -12,19 +12,24 @@ from embertide.trainer.data.base import EventSource
 from embertide.trainer.data.columns import Files, count_rows, survey_time
 from embertide.trainer.data.csv import TextFormat
 from embertide.trainer.data.files import matching_files
-from embertide.trainer.run.defaults import USUAL_CADENCE, Cadence, cadence, cadence_of_rows
+from embertide.trainer.run.defaults import (
+    USUAL_SCHEDULE,
+    PublishSchedule,
+    schedule_of_clock,
+    schedule_of_rows,
+)
 
-Pace = Callable[[Cadence | None], Cadence]
-"""Gives the cadence of a run from that of its checkpoint, if it has one."""
+ChooseSchedule = Callable[[PublishSchedule | None], PublishSchedule]
+"""Gives the schedule of a run from that of its checkpoint, if it has one."""
 
 
-def pace_of(
+def schedule_of(
     source: EventSource,
     data: str | None,
     publish_every_s: int | None = None,
     snapshot_every: int | None = None,
-) -> Pace:
-    """Return what decides the cadence: what was said, else the checkpoint, else the input.
+) -> ChooseSchedule:
+    """Return what decides the schedule: what was said, else the checkpoint, else the input.
 
     Args:
         source: What is read.
@@ -36,21 +41,21 @@ def pace_of(
         A function that raises DataError if a file cannot be read.
     """
 
-    def pace(saved: Cadence | None) -> Cadence:
-        found = USUAL_CADENCE
+    def choose(saved: PublishSchedule | None) -> PublishSchedule:
+        found = USUAL_SCHEDULE
         if publish_every_s is None or snapshot_every is None:
             found = saved or _of_input(source, data)
-        return Cadence(
+        return PublishSchedule(
             publish_every_s=found.publish_every_s if publish_every_s is None else publish_every_s,
             snapshot_every=found.snapshot_every if snapshot_every is None else snapshot_every,
         )
 
-    return pace
+    return choose
 
 
-def _of_input(source: EventSource, data: str | None) -> Cadence:
+def _of_input(source: EventSource, data: str | None) -> PublishSchedule:
     if data is None or is_live(data):
-        return USUAL_CADENCE
+        return USUAL_SCHEDULE
     paths = tuple(matching_files(data))
     files = Files(
         paths=paths,
@@ -61,11 +66,11 @@ def _of_input(source: EventSource, data: str | None) -> Cadence:
     rows = total if read is None else min(total, read)
     ts = source.schema.ts
     if ts is None:
-        return cadence_of_rows(rows)
+        return schedule_of_rows(rows)
     clock = survey_time(files, ts, unit_ms=source.schema.ts_unit_ms)
     unit_s = source.schema.ts_unit_ms / 1000 if clock.is_number else 1e-3
     share = rows / max(1, clock.rows)
-    return cadence(rows, max(0.0, clock.last - clock.first) * unit_s * share)
+    return schedule_of_clock(rows, max(0.0, clock.last - clock.first) * unit_s * share)
 
 
 def _is_parquet(source: EventSource) -> bool:
