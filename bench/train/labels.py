@@ -25,7 +25,7 @@ from bench import report
 from bench.train.runs import Case, Experiment, FoldedLearner, Outcome, Stream, outcomes
 from embertide.trainer.config import LabelJoin, RunConfig
 from embertide.trainer.data.base import Batch
-from embertide.trainer.data.labels import Decided, Waiting, split
+from embertide.trainer.data.labels import DelayedLabelBuffer, Resolved, split
 from embertide.trainer.data.limit import blocks
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.model.learner import Learner
@@ -61,7 +61,7 @@ class _Joined:
     """Learns events once clicks, which come late, have come, or the wait is over."""
 
     def __init__(self, config: LabelJoin, seed: int) -> None:
-        self.waiting = Waiting(config)
+        self.waiting = DelayedLabelBuffer(config)
         self._rng = np.random.default_rng(seed)
         self._clicks: list[tuple[int, int]] = []  # when, on what; of those to come
         self.scores: deque[NDArray[np.float32]] = deque()
@@ -86,7 +86,7 @@ class _Joined:
         none = np.empty(0, np.int64)
         self._step(learner, self.waiting.decide(none, none, until_ms), batch_size)
 
-    def _step(self, learner: Learner, decided: Decided, batch_size: int) -> None:
+    def _step(self, learner: Learner, decided: Resolved, batch_size: int) -> None:
         for piece in () if decided.learn is None else split(decided.learn, batch_size):
             learner.learn(piece)
 

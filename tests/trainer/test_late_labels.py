@@ -14,7 +14,7 @@ from embertide.trainer.config import LabelJoin, RunConfig
 from embertide.trainer.data import joined, open_events
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
-from embertide.trainer.data.labels import Decided, Waiting
+from embertide.trainer.data.labels import DelayedLabelBuffer, Resolved
 from embertide.trainer.data.merge import MergedSource
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.presets import news_history, news_model, news_rates
@@ -70,12 +70,12 @@ def impressions(*ts_ms: int, first: int = 0) -> Batch:
     )
 
 
-def came(waiting: Waiting, *ts_ms: int, first: int = 0, score: float = 0.25) -> None:
+def came(waiting: DelayedLabelBuffer, *ts_ms: int, first: int = 0, score: float = 0.25) -> None:
     batch = impressions(*ts_ms, first=first)
     waiting.add(batch, np.full(len(batch), score, np.float32))
 
 
-def decide(waiting: Waiting, clicks: list[tuple[int, int]], until_ms: int) -> Decided:
+def decide(waiting: DelayedLabelBuffer, clicks: list[tuple[int, int]], until_ms: int) -> Resolved:
     ids, times = [np.array(each, np.int64) for each in zip(*clicks, strict=True)] or (
         np.empty(0, np.int64),
         np.empty(0, np.int64),
@@ -83,7 +83,7 @@ def decide(waiting: Waiting, clicks: list[tuple[int, int]], until_ms: int) -> De
     return waiting.decide(ids, times, until_ms)
 
 
-def learned(decided: Decided) -> list[tuple[int, int, float]]:
+def learned(decided: Resolved) -> list[tuple[int, int, float]]:
     """Event, time and label, in order."""
     batch = decided.learn
     if batch is None:
@@ -95,7 +95,7 @@ def learned(decided: Decided) -> list[tuple[int, int, float]]:
 
 
 def test_each_is_learned_when_its_time_is_over_with_the_label_that_it_has_then() -> None:
-    waiting = Waiting(LabelJoin(wait_s=10))
+    waiting = DelayedLabelBuffer(LabelJoin(wait_s=10))
     came(waiting, 0, 0, 1000, 2000)
     assert learned(decide(waiting, [(1, 9000)], 9000)) == []
     # A click at the last moment counts.
@@ -111,7 +111,7 @@ def test_each_is_learned_when_its_time_is_over_with_the_label_that_it_has_then()
 
 
 def test_a_click_that_comes_too_late_twice_or_for_nothing_is_counted() -> None:
-    waiting = Waiting(LabelJoin(wait_s=10))
+    waiting = DelayedLabelBuffer(LabelJoin(wait_s=10))
     came(waiting, 0, 1000)
     found = decide(waiting, [(7, 500), (1, 2000), (1, 3000), (0, 10_001)], 11_000)
     assert learned(found) == [(0, 10_000, 0.0), (1, 11_000, 1.0)]
@@ -120,7 +120,7 @@ def test_a_click_that_comes_too_late_twice_or_for_nothing_is_counted() -> None:
 
 
 def test_a_later_click_corrects_and_negatives_are_weighed_by_what_is_false_among_them() -> None:
-    waiting = Waiting(LabelJoin(wait_s=10, correct_s=30))
+    waiting = DelayedLabelBuffer(LabelJoin(wait_s=10, correct_s=30))
     came(waiting, 0, 0, 0, 0, score=0.5)
     first = decide(waiting, [(0, 5000)], 10_000)
     assert [label for _, _, label in learned(first)] == [1.0, 0.0, 0.0, 0.0]
@@ -143,7 +143,7 @@ def test_a_later_click_corrects_and_negatives_are_weighed_by_what_is_false_among
 
 def test_each_impression_weighs_1_on_the_average_however_late_its_click() -> None:
     rng, p, late, n = np.random.default_rng(3), 0.3, 0.4, 6000
-    waiting = Waiting(LabelJoin(wait_s=10, correct_s=100))
+    waiting = DelayedLabelBuffer(LabelJoin(wait_s=10, correct_s=100))
     clicked_N = rng.random(n) < p
     delay_N = np.where(rng.random(n) < late, 50_000, 1)
     clicks = sorted((1000 * k + int(delay_N[k]), k) for k in np.flatnonzero(clicked_N).tolist())
@@ -167,7 +167,7 @@ def test_each_impression_weighs_1_on_the_average_however_late_its_click() -> Non
 
 
 def test_when_it_is_full_the_oldest_goes_and_is_counted() -> None:
-    waiting = Waiting(LabelJoin(wait_s=1000, most_waiting=2))
+    waiting = DelayedLabelBuffer(LabelJoin(wait_s=1000, most_waiting=2))
     came(waiting, 0, 1, 2, 3)
     assert learned(decide(waiting, [(3, 4)], 4)) == [(0, 4, 0.0), (1, 4, 0.0)]
     counts = waiting.counters()
@@ -177,11 +177,11 @@ def test_when_it_is_full_the_oldest_goes_and_is_counted() -> None:
 
 def test_what_is_held_goes_into_a_checkpoint_and_back() -> None:
     config = LabelJoin(wait_s=10, correct_s=20)
-    once, twice = Waiting(config), Waiting(config)
+    once, twice = DelayedLabelBuffer(config), DelayedLabelBuffer(config)
     for waiting in (once, twice):
         came(waiting, 0, 1000, 2000)
         decide(waiting, [(1, 3000)], 10_000)
-    restored = Waiting(config)
+    restored = DelayedLabelBuffer(config)
     restored.restore(twice.state())
     clicks = [(0, 12_000), (2, 12_500)]
     assert learned(decide(restored, clicks, 50_000)) == learned(decide(once, clicks, 50_000))
@@ -189,7 +189,7 @@ def test_what_is_held_goes_into_a_checkpoint_and_back() -> None:
 
 
 def test_an_id_that_is_held_already_makes_no_second_impression() -> None:
-    waiting = Waiting(LabelJoin(wait_s=10))
+    waiting = DelayedLabelBuffer(LabelJoin(wait_s=10))
     came(waiting, 0, 0)
     again = impressions(5, 5, 5)
     fresh_B = waiting.fresh(again)

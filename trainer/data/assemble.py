@@ -116,7 +116,7 @@ def column_keys(column: Column) -> Ints:
     return keys_N
 
 
-class _Sieve:
+class _RowFilter:
     """Which rows of a chunk stand; a row is reported for its first fault only."""
 
     def __init__(self, event_N: Ints, dead: DeadLetters) -> None:
@@ -255,40 +255,40 @@ class Assembler:
         if chunk.malformed:
             event_R, text_R = zip(*chunk.malformed, strict=True)
             self._dead.add(event_R, "malformed line", text_R)
-        sieve = _Sieve(chunk.event_N, self._dead)
+        row_filter = _RowFilter(chunk.event_N, self._dead)
         label_N = np.zeros(len(chunk.event_N), np.float32)
         if schema.label is not None:
-            label_N = self._label(columns[schema.label], sieve)
+            label_N = self._label(columns[schema.label], row_filter)
         if schema.target_columns:
-            label_N = np.column_stack((label_N, *self._targets(columns, sieve)))
-        dense_ND = self._dense(chunk, sieve)
+            label_N = np.column_stack((label_N, *self._targets(columns, row_filter)))
+        dense_ND = self._dense(chunk, row_filter)
         for name in schema.key_columns:
-            sieve.reject(columns[name].bad_N, f"key {name} is not an integer", columns[name])
+            row_filter.reject(columns[name].bad_N, f"key {name} is not an integer", columns[name])
         for feature in schema.features:
             if feature.is_list:
-                _prove_lists(feature, columns, sieve)
-        ts_ms_N = self._time(chunk, sieve)
+                _prove_lists(feature, columns, row_filter)
+        ts_ms_N = self._time(chunk, row_filter)
         keys_NF = self._keys(columns, ts_ms_N, dense_ND)
         arrays: tuple[NDArray[Any], ...] = (chunk.event_N, ts_ms_N, keys_NF, dense_ND, label_N)
         if schema.id is not None:
             ids = columns[schema.id]
-            sieve.reject(ids.bad_N, f"id {schema.id} is not an integer", ids)
+            row_filter.reject(ids.bad_N, f"id {schema.id} is not an integer", ids)
             arrays = (*arrays, column_keys(ids))
-        if not sieve.keep_N.all():
-            arrays = tuple(array[sieve.keep_N] for array in arrays)
+        if not row_filter.keep_N.all():
+            arrays = tuple(array[row_filter.keep_N] for array in arrays)
         lists = {
-            f: _bags(feature, columns, sieve.keep_N)
+            f: _bags(feature, columns, row_filter.keep_N)
             for f, feature in enumerate(schema.features)
             if feature.is_list
         }
-        return Rows(arrays, lists), np.flatnonzero(sieve.keep_N)
+        return Rows(arrays, lists), np.flatnonzero(row_filter.keep_N)
 
-    def _label(self, column: Column, sieve: _Sieve) -> NDArray[np.float32]:
-        sieve.reject(column.null_N, "label is missing", column)
+    def _label(self, column: Column, row_filter: _RowFilter) -> NDArray[np.float32]:
+        row_filter.reject(column.null_N, "label is missing", column)
         if self._schema.positive:
-            return _thresholded(Positive.of(self._schema.positive), column, sieve)
+            return _thresholded(Positive.of(self._schema.positive), column, row_filter)
         good_N = (column.values == 0) | (column.values == 1)
-        sieve.reject(
+        row_filter.reject(
             ~good_N if column.bad_N is None else ~good_N | column.bad_N,
             "label is not 0 or 1",
             column,
@@ -297,7 +297,7 @@ class Assembler:
             return column.values.astype(np.float32)
 
     def _targets(
-        self, columns: Mapping[str, Column], sieve: _Sieve
+        self, columns: Mapping[str, Column], row_filter: _RowFilter
     ) -> Iterator[NDArray[np.float32]]:
         """Yield further labels, NaN where one is unknown, then weights, which are 1 without any."""
         for name in self._schema.more_labels:
@@ -307,11 +307,11 @@ class Assembler:
             if null_N is not None:
                 value_N[null_N] = np.nan
                 good_N |= null_N
-            sieve.reject(columns[name].bad_N, f"label {name} is not 0 or 1", columns[name])
-            sieve.reject(~good_N, f"label {name} is not 0 or 1", columns[name])
+            row_filter.reject(columns[name].bad_N, f"label {name} is not 0 or 1", columns[name])
+            row_filter.reject(~good_N, f"label {name} is not 0 or 1", columns[name])
             yield value_N
         if self._schema.weight is None:
-            yield np.ones(len(sieve.keep_N), np.float32)
+            yield np.ones(len(row_filter.keep_N), np.float32)
             return
         column = columns[self._schema.weight]
         value_N = _floats(column)
@@ -319,10 +319,10 @@ class Assembler:
         for each_N in (column.null_N, column.bad_N):
             fault_N = fault_N if each_N is None else fault_N | each_N
         name = self._schema.weight
-        sieve.reject(fault_N, f"weight {name} is not a number of 0 or more", column)
+        row_filter.reject(fault_N, f"weight {name} is not a number of 0 or more", column)
         yield value_N
 
-    def _dense(self, chunk: Chunk, sieve: _Sieve) -> NDArray[np.float32]:
+    def _dense(self, chunk: Chunk, row_filter: _RowFilter) -> NDArray[np.float32]:
         names = self._schema.dense
         dense_ND = np.empty((len(chunk.event_N), len(names)), np.float32)
         for d, name in enumerate(names):
@@ -330,20 +330,20 @@ class Assembler:
             value_N = column.values.astype(np.float64)
             if column.null_N is not None:
                 value_N[column.null_N] = np.nan
-            sieve.reject(column.bad_N, f"dense {name} is not a number", column)
+            row_filter.reject(column.bad_N, f"dense {name} is not a number", column)
             with np.errstate(over="ignore", invalid="ignore"):
                 dense_ND[:, d] = value_N
-            sieve.reject(np.isinf(dense_ND[:, d]), f"dense {name} is infinite", column)
+            row_filter.reject(np.isinf(dense_ND[:, d]), f"dense {name} is infinite", column)
         return dense_ND
 
-    def _time(self, chunk: Chunk, sieve: _Sieve) -> Ints:
+    def _time(self, chunk: Chunk, row_filter: _RowFilter) -> Ints:
         if self._schema.ts is None:
             return chunk.event_N
         column = chunk.columns[self._schema.ts]
-        sieve.reject(column.null_N, "ts is missing", column)
+        row_filter.reject(column.null_N, "ts is missing", column)
         is_clock = column.values.dtype.kind == "M"
         kind = "a time of ISO 8601" if is_clock else "a number"
-        sieve.reject(column.bad_N, f"ts is not {kind}", column)
+        row_filter.reject(column.bad_N, f"ts is not {kind}", column)
         unit_ms: float = 1
         if is_clock:
             value_N = column.values.astype(np.int64)
@@ -351,8 +351,8 @@ class Assembler:
             unit_ms, value_N = self._schema.ts_unit_ms, column.values
         limit = min(round(MAX_TS_MS / unit_ms), (1 << 63) - 1)
         inside_N = (value_N >= -limit) & (value_N <= limit)
-        sieve.reject(~inside_N, "ts is out of range", column)
-        value_N = np.where(inside_N & sieve.keep_N, value_N, 0)
+        row_filter.reject(~inside_N, "ts is out of range", column)
+        value_N = np.where(inside_N & row_filter.keep_N, value_N, 0)
         if value_N.dtype.kind == "f":
             value_N, unit_ms = np.rint(value_N * unit_ms), 1
         whole_N: Ints = value_N.astype(np.int64)
@@ -385,32 +385,34 @@ def _binned(value_N: NDArray[np.float32], edges: tuple[float, ...]) -> Ints:
     return np.where(np.isnan(value_N), MISSING_KEY, bin_N)
 
 
-def _thresholded(positive: Positive, column: Column, sieve: _Sieve) -> NDArray[np.float32]:
+def _thresholded(positive: Positive, column: Column, row_filter: _RowFilter) -> NDArray[np.float32]:
     """Labels of a column that holds something else than 0 and 1."""
     if column.code_N is not None:
         # The last entry stands for what is missing; so does the empty string.
         missing_U = np.array([value == b"" for value in column.values])
-        sieve.reject(missing_U[column.code_N], "label is missing", column)
+        row_filter.reject(missing_U[column.code_N], "label is missing", column)
         return positive.holds(column.values)[column.code_N].astype(np.float32)
-    sieve.reject(column.bad_N, "label is not a number", column)
+    row_filter.reject(column.bad_N, "label is not a number", column)
     if column.values.dtype.kind == "f":
-        sieve.reject(np.isnan(column.values), "label is missing", column)
+        row_filter.reject(np.isnan(column.values), "label is missing", column)
     return positive.holds(column.values).astype(np.float32)
 
 
-def _prove_lists(feature: FeatureColumn, columns: Mapping[str, Column], sieve: _Sieve) -> None:
+def _prove_lists(
+    feature: FeatureColumn, columns: Mapping[str, Column], row_filter: _RowFilter
+) -> None:
     """Reject rows whose lists are no bags of finite weights."""
     name, keys = feature.column, columns[feature.column]
     sizes_N = _sizes(keys)
-    sieve.reject(_any(keys.bad_N, sizes_N), f"a key of list {name} is not an integer", keys)
-    sieve.reject(_any(keys.null_N, sizes_N), f"a key of list {name} is missing", keys)
+    row_filter.reject(_any(keys.bad_N, sizes_N), f"a key of list {name} is not an integer", keys)
+    row_filter.reject(_any(keys.null_N, sizes_N), f"a key of list {name} is missing", keys)
     too_many = f"list {name} has more than {feature.max_keys} keys"
-    sieve.reject(sizes_N > feature.max_keys, too_many, keys)
+    row_filter.reject(sizes_N > feature.max_keys, too_many, keys)
     if not feature.weights:
         return
     name, weights = feature.weights, columns[feature.weights]
     sizes_of_weights_N = _sizes(weights)
-    sieve.reject(
+    row_filter.reject(
         sizes_of_weights_N != sizes_N,
         f"weights {name} are not as many as the keys of {feature.column}",
         weights,
@@ -420,7 +422,7 @@ def _prove_lists(feature: FeatureColumn, columns: Mapping[str, Column], sieve: _
         if fault_I is not None:
             bad_I |= fault_I
     no_number = f"a weight of {name} is not a finite number"
-    sieve.reject(_any(bad_I, sizes_of_weights_N), no_number, weights)
+    row_filter.reject(_any(bad_I, sizes_of_weights_N), no_number, weights)
 
 
 def _bags(feature: FeatureColumn, columns: Mapping[str, Column], keep_N: Mask) -> Bags:

@@ -60,7 +60,7 @@ class _Piece:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Known:
+class Finalized:
     """Impressions whose label is final, in the order in which it became so.
 
     Attributes:
@@ -73,7 +73,7 @@ class Known:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Decided:
+class Resolved:
     """What a piece of the stream decides.
 
     Attributes:
@@ -82,19 +82,19 @@ class Decided:
     """
 
     learn: Batch | None
-    known: Known | None
+    known: Finalized | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class WaitingState:
-    """All that a `Waiting` holds, for a checkpoint: the arrays of its rows by name, and counts."""
+class DelayedLabelState:
+    """The state of a `DelayedLabelBuffer`, for a checkpoint: arrays of its rows by name, counts."""
 
     arrays: Mapping[str, NDArray[np.generic]]
     counts: Mapping[str, int]
 
 
-class _Found:
-    """What is decided so far, in any order."""
+class _Pending:
+    """Decisions that are not given out yet, in any order."""
 
     def __init__(self) -> None:
         self._learned: dict[_Piece, list[tuple[int, int, bool]]] = {}  # row, ts_ms, label
@@ -110,7 +110,7 @@ class _Found:
         label = bool(piece.state_N[row] == _POSITIVE)
         self._final.setdefault(piece, []).append((row, ts_ms, label))
 
-    def decided(self, late: float, least: int) -> Decided:
+    def decided(self, late: float, least: int) -> Resolved:
         """Return it in order, and forget it; what is to be learned stays until there is enough.
 
         `late` is the share of positives that come after the wait.
@@ -118,10 +118,10 @@ class _Found:
         known = None
         if self._final:
             batch, score_R = _in_order(self._final)
-            known = Known(batch=batch, score_R=score_R)
+            known = Finalized(batch=batch, score_R=score_R)
             self._final = {}
         if sum(len(of) for of in self._learned.values()) < max(least, 1):
-            return Decided(learn=None, known=known)
+            return Resolved(learn=None, known=known)
         learn, score_R = _in_order(self._learned)
         self._learned = {}
         if late:
@@ -129,7 +129,7 @@ class _Found:
             weight_R = (1 - p_R) / (1 - p_R * (1 - late))
             weight_R[learn.label_B == 1] = 1.0
             learn = dataclasses.replace(learn, weight_B=weight_R.astype(np.float32))
-        return Decided(learn=learn, known=known)
+        return Resolved(learn=learn, known=known)
 
 
 def _in_order(found: Mapping[_Piece, Sequence[tuple[int, int, bool]]]) -> tuple[Batch, Floats]:
@@ -153,7 +153,7 @@ def split(learn: Batch, batch_size: int) -> Iterator[Batch]:
         yield take(learn, begin, end)
 
 
-class Waiting:
+class DelayedLabelBuffer:
     """The impressions of one stream whose labels are not final. Used by one thread.
 
     An id that is held already makes an impression no other: it is counted (`repeated_ids`) and not
@@ -170,7 +170,7 @@ class Waiting:
         self._open: deque[_Piece] = deque()  # of them, those with rows that are not decided
         self._places: dict[int, tuple[_Piece, int]] = {}
         self._counts = dict.fromkeys(_COUNTS, 0)
-        self._found = _Found()
+        self._found = _Pending()
 
     def __len__(self) -> int:
         """Impressions held."""
@@ -216,7 +216,7 @@ class Waiting:
         for row, id in enumerate(piece.id_N.tolist()):
             self._places[id] = piece, row
 
-    def decide(self, id_P: Ints, ts_ms_P: Ints, until_ms: int, least: int = 0) -> Decided:
+    def decide(self, id_P: Ints, ts_ms_P: Ints, until_ms: int, least: int = 0) -> Resolved:
         """Take the feedback up to a time, and decide what that decides.
 
         Args:
@@ -238,7 +238,7 @@ class Waiting:
         corrected, positives = self._counts["corrected"], self._counts["positives"]
         return corrected / (corrected + positives) if corrected else 0.0
 
-    def _take(self, id: int, ts_ms: int, found: "_Found") -> None:
+    def _take(self, id: int, ts_ms: int, found: "_Pending") -> None:
         piece, row = self._places.get(id, (None, 0))
         if piece is None:
             self._counts["unmatched"] += 1
@@ -260,14 +260,14 @@ class Waiting:
         self._counts["corrected"] += 1
         found.learned(piece, row, ts_ms)
 
-    def _decide(self, piece: _Piece, row: int, ts_ms: int, found: "_Found") -> None:
+    def _decide(self, piece: _Piece, row: int, ts_ms: int, found: "_Pending") -> None:
         """Have a row learned with the label that it has."""
         clicked = piece.state_N[row] == _CLICKED
         piece.state_N[row] = _POSITIVE if clicked else _NEGATIVE
         self._counts["positives" if clicked else "negatives"] += 1
         found.learned(piece, row, ts_ms)
 
-    def _close(self, until_ms: int, found: "_Found") -> None:
+    def _close(self, until_ms: int, found: "_Pending") -> None:
         """Decide those that have waited for long enough; forget those that nothing can change."""
         while self._open:
             piece = self._open[0]
@@ -289,7 +289,7 @@ class Waiting:
             if self._pieces and self._pieces[0] is piece:
                 break
 
-    def _give_up(self, now_ms: int, found: "_Found") -> None:
+    def _give_up(self, now_ms: int, found: "_Pending") -> None:
         piece = self._pieces[0]
         if piece.state_N[piece.gone] < _NEGATIVE:
             self._decide(piece, piece.gone, now_ms, found)
@@ -299,7 +299,7 @@ class Waiting:
         self._counts["decided_early"] += 1
         self._forget(piece, now_ms, found)
 
-    def _forget(self, piece: _Piece, ts_ms: int, found: "_Found") -> None:
+    def _forget(self, piece: _Piece, ts_ms: int, found: "_Pending") -> None:
         """Forget the oldest row."""
         found.final(piece, piece.gone, ts_ms)
         del self._places[int(piece.id_N[piece.gone])]
@@ -309,12 +309,12 @@ class Waiting:
 
     # --- checkpoints ------------------------------------------------------------------------------
 
-    def state(self) -> WaitingState:
+    def state(self) -> DelayedLabelState:
         """Return a copy of all that is held."""
         counts = dict(self._counts)
         kept = [piece for piece in self._pieces if piece.gone < len(piece.rows)]
         if not kept:
-            return WaitingState(arrays={}, counts=counts)
+            return DelayedLabelState(arrays={}, counts=counts)
         rows = concatenate([each.rows.cut(each.gone, len(each.rows)) for each in kept])
         names = ("event_N", "ts_ms_N", "keys_NF", "dense_ND", "score_N")
         arrays = dict(zip(names, rows.arrays, strict=True))
@@ -324,11 +324,11 @@ class Waiting:
             arrays[f"list{f}.keys_I"], arrays[f"list{f}.sizes_N"] = bags.keys_N, bags.sizes_B
             if bags.weights_N is not None:
                 arrays[f"list{f}.weights_I"] = bags.weights_N
-        return WaitingState(
+        return DelayedLabelState(
             arrays={name: array.copy() for name, array in arrays.items()}, counts=counts
         )
 
-    def restore(self, state: WaitingState) -> None:
+    def restore(self, state: DelayedLabelState) -> None:
         """Hold what `state` says, and nothing else."""
         self.__init__(self.config)  # type: ignore[misc]
         self._counts.update(state.counts)

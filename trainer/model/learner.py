@@ -35,7 +35,7 @@ from embertide.trainer.sync.plan import Ownership
 from embertide.trainer.sync.ranks import Ranks
 
 # Its square is a number in fp32, which Adam keeps.
-_MOST = 1e19
+_MAX_GRADIENT = 1e19
 
 
 class NotFiniteError(TrainerError):
@@ -240,7 +240,7 @@ class Learner:
         return scores.numpy().reshape(len(batch), -1)
 
     def learn(
-        self, batch: Batch | Prepared, then: Callable[[], None] = lambda: None
+        self, batch: Batch | Prepared, on_rows_ready: Callable[[], None] = lambda: None
     ) -> NDArray[np.float32]:
         """Take a step and return the score_B from before it, of a net of one's own in eval mode.
 
@@ -250,7 +250,8 @@ class Learner:
 
         Args:
             batch: What is learned.
-            then: Called when the rows are there and the network is free: to ask for the next keys.
+            on_rows_ready: Called when the rows are there and the network is free, to ask for
+                the next keys.
 
         Raises:
             NotFiniteError: Loss, gradients or statistics are no finite numbers. Net, rows and
@@ -262,7 +263,7 @@ class Learner:
         if self._statistics is not None:
             self._statistics.keep()
         embeddings_BE = self._embeddings(ready.part, ready.asked)
-        then()
+        on_rows_ready()
         missing = 0
         loss = torch.zeros(())
         scores = torch.zeros(self._shape_of(len(ready.batch)))
@@ -274,8 +275,8 @@ class Learner:
             if self._statistics is not None:
                 torch.manual_seed(draw_seed(self.run.seed, ready.batch.first, self.ranks.rank))
             for piece in pieces:
-                self.sync.holds = piece is not pieces[-1]
-                if self.ranks.size > 1 and not self.sync.holds:
+                self.sync.accumulates = piece is not pieces[-1]
+                if self.ranks.size > 1 and not self.sync.accumulates:
                     # There before backward comes to the net's first layers: they travel meanwhile.
                     embeddings_BE.register_post_accumulate_grad_hook(lambda _: self.rows.send())
                 learned = self._learned(_cut(inputs, piece))
@@ -384,7 +385,7 @@ class Learner:
         gradients = [each.grad for each in self.net.parameters() if each.grad is not None]
         norms = torch.stack((loss.to(self.device), *torch._foreach_norm(gradients)))
         kept = self._statistics is None or self._statistics.are_finite()
-        if not (kept and bool((norms < _MOST).all())):
+        if not (kept and bool((norms < _MAX_GRADIENT).all())):
             self.rows.drop_gradients()
             if self._statistics is not None:
                 self._statistics.restore()

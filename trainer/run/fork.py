@@ -24,7 +24,7 @@ from torch import nn
 
 from embertide import _store
 from embertide.trainer.config import EvalConfig, ModelConfig, OptimizerConfig
-from embertide.trainer.data.labels import WaitingState
+from embertide.trainer.data.labels import DelayedLabelState
 from embertide.trainer.embedding.carry import Part, RowCarrier
 from embertide.trainer.embedding.store import history_tables, store_table
 from embertide.trainer.errors import ConfigurationError
@@ -282,7 +282,7 @@ class _Source:
         state.begin(saved.origin_ms)
         state.number = max(1, state.number_at(self._found.watermark_ms))
 
-    def _carry_waiting(self, state: RunState, waiting: WaitingState) -> None:
+    def _carry_waiting(self, state: RunState, waiting: DelayedLabelState) -> None:
         """Bring the impressions that wait for their labels, with the columns that they have.
 
         Raises:

@@ -30,7 +30,7 @@ from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.crosses import crossed
 from embertide.trainer.data.history import extend
 from embertide.trainer.data.journal import restore_journals
-from embertide.trainer.data.labels import Decided, split
+from embertide.trainer.data.labels import Resolved, split
 from embertide.trainer.data.limit import blocks, where
 from embertide.trainer.data.sampling import is_kept, weighed
 from embertide.trainer.data.shared import SharedEvents
@@ -590,16 +590,20 @@ class Trainer:
     def _ask(self, batch: Batch) -> None:
         self._asked = self._ahead.submit(functools.partial(self.learner.prepare, batch))
 
-    def _finish(self, then: Callable[[], None] = lambda: None) -> None:
-        """Learn the batch whose keys were asked for, if there is one; `then` as of `learn`."""
+    def _finish(self, on_rows_ready: Callable[[], None] = lambda: None) -> None:
+        """Learn the batch whose keys were asked for, if there is one.
+
+        Args:
+            on_rows_ready: As of `Learner.learn`.
+        """
         if self._asked is not None:
             asked, self._asked = self._asked, None
-            self._learn(asked.result(), then)
+            self._learn(asked.result(), on_rows_ready)
 
-    def _learn(self, ready: Prepared, then: Callable[[], None] = lambda: None) -> None:
+    def _learn(self, ready: Prepared, on_rows_ready: Callable[[], None] = lambda: None) -> None:
         """Score a batch, then learn from it."""
         batch = ready.batch
-        scores = self._step(ready, then)
+        scores = self._step(ready, on_rows_ready)
         if scores is not None:
             self._scored(batch, scores)
 
@@ -611,13 +615,13 @@ class Trainer:
         self.state.monitor.add(batch, score_B)
 
     def _step(
-        self, ready: Prepared, then: Callable[[], None] = lambda: None
+        self, ready: Prepared, on_rows_ready: Callable[[], None] = lambda: None
     ) -> NDArray[np.float32] | None:
         """Learn a batch and return its scores; or put it aside: nothing but histories have it."""
         batch = ready.batch
         self.state.done = batch.next_offset
         try:
-            scores = self.learner.learn(ready, then)
+            scores = self.learner.learn(ready, on_rows_ready)
         except NotFiniteError as error:
             self.quarantine.add(batch, error.reason, kept=self.ranks.first)
             return None
@@ -674,7 +678,7 @@ class Trainer:
             none = np.empty(0, np.int64)
             self._decide(self.state.waiting.decide(none, none, until_ms), self.state.done)
 
-    def _decide(self, decided: Decided, next_offset: int) -> None:
+    def _decide(self, decided: Resolved, next_offset: int) -> None:
         """Count and learn what is decided; events before `next_offset` are taken then."""
         known, learn, monitor = decided.known, decided.learn, self.state.monitor
         self.state.done = next_offset

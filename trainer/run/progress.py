@@ -23,7 +23,7 @@ class Progress:
     published: dict[str, int]  # Versions.counters
     rejected: dict[str, int]  # events, by reason; counted where they are read, which is ahead
     source: dict[str, int]  # other counters of the source
-    labels: dict[str, int]  # of impressions that wait for feedback, Waiting.counters; else empty
+    labels: dict[str, int]  # DelayedLabelBuffer.counters, where labels come late; else empty
     dropped: dict[str, int]  # by the store, by counter
     missing: int  # dense values
     set_aside: dict[str, int]  # batches that would have made the net not finite, their events

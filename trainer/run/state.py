@@ -7,7 +7,7 @@ import numpy as np
 
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.history import History
-from embertide.trainer.data.labels import Waiting
+from embertide.trainer.data.labels import DelayedLabelBuffer
 from embertide.trainer.eval.heads import Heads
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.eval.monitor import Monitor
@@ -57,7 +57,7 @@ class RunState:
         self.heads = Heads(run.model.heads)
         self.monitor = Monitor(run.evaluation, names)
         self.histories = [History(each, names) for each in run.model.sequences]
-        self.waiting = None if run.labels is None else Waiting(run.labels)
+        self.waiting = None if run.labels is None else DelayedLabelBuffer(run.labels)
         self.changes: list[dict[str, Any]] = []
         self.offset = 0
         self.cursor: tuple[int, ...] = ()

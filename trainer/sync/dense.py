@@ -22,10 +22,10 @@ class DenseSync(Protocol):
     """Brings the gradients of all ranks together, step by step. Used by one thread.
 
     Attributes:
-        holds: Whether another backward pass follows whose gradients add to those of this one.
+        accumulates: Whether another backward pass follows whose gradients add to those of this one.
     """
 
-    holds: bool
+    accumulates: bool
 
     def finish(self, beside: Tensor) -> "Callable[[], Tensor]":
         """Begin what backward did not begin of a step's sums, and add up `beside` with them.
@@ -36,7 +36,7 @@ class DenseSync(Protocol):
         """
 
 
-class _Together:
+class _GradientGroup:
     """Gradients that travel together."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -54,9 +54,9 @@ class AllReduce:
 
     def __init__(self, parameters: Sequence[nn.Parameter], channel: Channel) -> None:
         """Watch the gradients of a net, on a channel of the training thread."""
-        self.holds = False
+        self.accumulates = False
         self._channel = channel
-        self._groups: list[_Together] = []
+        self._groups: list[_GradientGroup] = []
         self._device = parameters[0].device if parameters else torch.device("cpu")
         self._begun = 0  # of `_groups`, in order: all ranks begin them alike
         if channel.size == 1:
@@ -65,10 +65,10 @@ class AllReduce:
         for parameter in reversed(parameters):
             group.append(parameter)
             if sum(each.nbytes for each in group) >= _TOGETHER:
-                self._groups.append(_Together(group))
+                self._groups.append(_GradientGroup(group))
                 group = []
         # The last goes with what is added up beside, though it may be empty.
-        self._groups.append(_Together(group))
+        self._groups.append(_GradientGroup(group))
         for number, each in enumerate(self._groups):
             for parameter in each.parameters:
                 parameter.register_post_accumulate_grad_hook(self._made_hook(number))
@@ -85,13 +85,13 @@ class AllReduce:
         return made
 
     def _made(self, number: int) -> None:
-        if self.holds:
+        if self.accumulates:
             return
         self._groups[number].missing -= 1
         while self._begun < len(self._groups) - 1 and not self._groups[self._begun].missing:
             self._begin(self._groups[self._begun])
 
-    def _begin(self, group: _Together, beside: Sequence[Tensor] = ()) -> None:
+    def _begin(self, group: _GradientGroup, beside: Sequence[Tensor] = ()) -> None:
         for parameter in group.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

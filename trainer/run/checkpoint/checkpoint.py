@@ -39,7 +39,7 @@ from torch import Tensor
 
 from embertide import _store
 from embertide.trainer.data.history import HistoryState
-from embertide.trainer.data.labels import WaitingState
+from embertide.trainer.data.labels import DelayedLabelState
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import FinalError
 from embertide.trainer.eval.metrics import Prequential
@@ -147,7 +147,7 @@ class Checkpoint:
     generation: int = 0  # the first version of this model; 0: of the run's first
     journals: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # journal_lines
     origin: dict[str, str] = dataclasses.field(default_factory=dict)  # FolderOrigin's fields
-    waiting: WaitingState | None = None  # impressions whose labels are to come, as of `done`
+    waiting: DelayedLabelState | None = None  # impressions whose labels are to come, as of `done`
 
 
 def _folder(publication: Publication, version: VersionId, *, increment: bool = False) -> Path:
@@ -717,11 +717,11 @@ def _state_of(arrays: Mapping[str, NDArray[Any]]) -> "_store.BucketState":
 
 def _waiting(
     counts: dict[str, int] | None, stream: Mapping[str, NDArray[Any]]
-) -> WaitingState | None:
+) -> DelayedLabelState | None:
     if counts is None:
         return None
     arrays = {name[len(_JOIN) :]: each for name, each in stream.items() if name.startswith(_JOIN)}
-    return WaitingState(arrays=arrays, counts=counts)
+    return DelayedLabelState(arrays=arrays, counts=counts)
 
 
 def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
