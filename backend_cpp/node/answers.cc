@@ -47,7 +47,7 @@ uint64_t Fleet::StalenessMs(const VersionInfo& version) {
 }
 
 std::optional<uint32_t> Fleet::TableOfId(uint32_t id) const {
-  const auto& tables = node_->manifest_.tables;
+  const auto& tables = state_->manifest().tables;
   for (uint32_t t = 0; t < tables.size(); ++t) {
     if (tables[t].id == id) return t;
   }
@@ -66,8 +66,8 @@ Status Fleet::Prove(const v1::LookupPart& part, uint32_t* table) const {
   if (!sums && part.pooling() != v1::PART_POOLING_ROWS) {
     return refuse("pooling " + std::to_string(part.pooling()) + " is neither rows nor sums");
   }
-  if (sums && node_->manifest_.tables[*table].layout.is_keys()) {
-    return refuse("table " + node_->manifest_.tables[*table].name + " has rows of keys: no sums");
+  if (sums && state_->manifest().tables[*table].layout.is_keys()) {
+    return refuse("table " + state_->manifest().tables[*table].name + " has rows of keys: no sums");
   }
   if (part.bag_weights_size() != (weighed ? part.bag_keys_size() : 0)) {
     return refuse(std::to_string(part.bag_weights_size()) + " bag_weights for " +
@@ -90,7 +90,7 @@ Status Fleet::Prove(const v1::LookupPart& part, uint32_t* table) const {
     return refuse("bag_offsets must ascend from 0 to the " + std::to_string(places) + " bag_keys");
   }
   const size_t answer = (static_cast<size_t>(offsets.size()) - 1) *
-                        node_->manifest_.tables[*table].layout.dim() * sizeof(double);
+                        state_->manifest().tables[*table].layout.dim() * sizeof(double);
   if (answer > kMaxAnswerBytes) {
     return refuse("sums of " + std::to_string(answer) + " bytes are more than " +
                   std::to_string(kMaxAnswerBytes));
@@ -103,9 +103,9 @@ Status Fleet::Prove(const v1::LookupPart& part, uint32_t* table) const {
 }
 
 Result<ReadView> Fleet::PinNamed(const v1::Version& version) const {
-  Result<ReadView> view = node_->store_->Pin(version.number());
+  Result<ReadView> view = state_->store().Pin(version.number());
   if (!view.ok()) return view;
-  const auto info = InfoOf(version.number());
+  const auto info = state_->InfoOf(version.number());
   if (info != nullptr && info->lineage == version.lineage()) return view;
   return Status(Code::kVersionGone, "another publisher's");
 }
@@ -138,7 +138,7 @@ Status Fleet::Answer(const v1::LookupPart& part, uint32_t table, AnswerView* at,
     status = reader.CopyRows(table, keys, result->mutable_rows(), bytes,
                              since.ok() ? &since.value() : nullptr);
   } else {
-    const uint32_t dim = node_->manifest_.tables[table].layout.dim();
+    const uint32_t dim = state_->manifest().tables[table].layout.dim();
     const int bags = part.bag_offsets_size() - 1;
     result->mutable_sums()->Resize(bags * static_cast<int>(dim), 0.0);
     status =
@@ -176,7 +176,7 @@ Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* respo
     EMBERTIDE_RETURN_IF_ERROR(Prove(part, &table));
     const auto here = static_cast<size_t>(part.keys_size());
     keys += here;
-    const RowLayout& layout = node_->manifest_.tables[table].layout;
+    const RowLayout& layout = state_->manifest().tables[table].layout;
     const size_t row = layout.dim() * (layout.is_keys() ? sizeof(int64_t) : sizeof(float));
     rows += here * row;
     answer += part.pooling() == v1::PART_POOLING_ROWS
@@ -208,14 +208,14 @@ Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* respo
 Status Fleet::Read(const v1::ReadRequest& request, Deadline deadline, v1::ReadResponse* response) {
   const auto begun = std::chrono::steady_clock::now();
   Status status = ReadBags(request, deadline, response);
-  node_->NoteLatency(std::chrono::steady_clock::now() - begun, 1);
+  state_->NoteLatency(std::chrono::steady_clock::now() - begun, 1);
   return status;
 }
 
 Status Fleet::ReadBags(const v1::ReadRequest& request, Deadline deadline,
                        v1::ReadResponse* response) {
   if (!serving_) return {Code::kUnavailable, "loading, or shutting down"};
-  const size_t features = node_->features_.size();
+  const size_t features = state_->features().size();
   const auto bags = static_cast<size_t>(request.lengths_size());
   if (bags == 0 || bags % features != 0 || bags > kMaxReadBags) {
     return {Code::kInvalidArgument, std::to_string(bags) + " lengths; give samples x " +
@@ -234,14 +234,14 @@ Status Fleet::ReadBags(const v1::ReadRequest& request, Deadline deadline,
                                         std::to_string(request.keys_size()) + " keys (at most " +
                                         std::to_string(kMaxKeysACall) + ")"};
   }
-  EMBERTIDE_RETURN_IF_ERROR(CheckWeights(node_->features_, request));
+  EMBERTIDE_RETURN_IF_ERROR(CheckWeights(state_->features(), request));
   std::vector<BagFeature> of;
   uint32_t column = 0;
-  for (const Feature& feature : node_->features_) {
+  for (const Feature& feature : state_->features()) {
     of.push_back({feature.table, feature.pooling, column});
     column += feature.dim;
   }
-  const std::vector<uint64_t> places = PlaceBags(node_->features_, bags, offsets);
+  const std::vector<uint64_t> places = PlaceBags(state_->features(), bags, offsets);
   if (places.back() * sizeof(float) > kMaxAnswerBytes) {
     return {Code::kInvalidArgument,
             std::to_string(bags / features) + " samples of " + std::to_string(places.back()) +
@@ -256,17 +256,16 @@ Status Fleet::ReadBags(const v1::ReadRequest& request, Deadline deadline,
   const std::unique_ptr<RemoteLookup> remote = NewRemoteLookup();
   Status status;
   for (const bool last : {false, true}) {
-    const Result<Pinned> pinned = node_->Pin();
+    const Result<Pinned> pinned = Pin();
     if (!pinned.ok()) return pinned.status();
     const auto plan = routing();
-    status = node_->Fetch(pinned.value(), of, {&bags_of, 1}, deadline, remote.get(),
-                          {.may_start_over = !last});
+    status = remote->Fetch(pinned.value(), of, {&bags_of, 1}, deadline, {.may_start_over = !last});
     if (status.ok()) status = remote->ResultOf(0).status;
     if (status.ok()) {
       const BagReader rows(pinned.value().rows);
       const uint64_t* const at = places.data();
-      status = HasSequences(node_->features_)
-                   ? LookupPlaced(rows, node_->features_, {&bags_of, 1}, {&at, 1}, {})
+      status = HasSequences(state_->features())
+                   ? LookupPlaced(rows, state_->features(), {&bags_of, 1}, {&at, 1}, {})
                    : rows.Lookup(of, {&bags_of, 1}, {});
     }
     if (status.ok()) {
@@ -283,12 +282,12 @@ Status Fleet::ReadBags(const v1::ReadRequest& request, Deadline deadline,
 }
 
 Status Fleet::FillUsage(v1::NodeServiceGetStatusResponse* response) const {
-  const Store& store = *node_->store_;
+  const Store& store = state_->store();
   const Result<ReadView> view = store.PinNewest();
   if (!view.ok()) return view.status();
-  for (uint32_t t = 0; t < node_->manifest_.tables.size(); ++t) {
-    const TableConfig& table = node_->manifest_.tables[t];
-    std::vector<uint64_t> index_bytes(node_->options_.devices);
+  for (uint32_t t = 0; t < state_->manifest().tables.size(); ++t) {
+    const TableConfig& table = state_->manifest().tables[t];
+    std::vector<uint64_t> index_bytes(state_->options().devices);
     for (uint32_t b = 0; b < table.buckets(); ++b) {
       const auto size = store.BucketSizeOf(view.value(), t, b);
       if (size) index_bytes[store.DeviceOf(t, b).value_or(0)] += size->index_bytes;
@@ -319,7 +318,7 @@ Status Fleet::GetStatus(v1::NodeServiceGetStatusResponse* response) {
   const auto plan = routing();
   response->set_plan_epoch(plan == nullptr ? 0 : plan->epoch);
   if (response->versions().has_newest()) {
-    const auto info = node_->served();
+    const auto info = state_->served();
     response->mutable_newest_pinned()->set_number(info->number);
     response->mutable_newest_pinned()->set_lineage(info->lineage);
     response->set_staleness_ms(StalenessMs(*info));
@@ -335,27 +334,27 @@ Status Fleet::GetStatus(v1::NodeServiceGetStatusResponse* response) {
   counters["peers_alive"] = fleet.peers_alive;
   counters["buckets_held"] = fleet.buckets_held;
   counters["buckets_left"] = fleet.buckets_left;
-  const StoreStats rows = node_->store_->Stats();
+  const StoreStats rows = state_->store().Stats();
   for (size_t s = 0; s < kSources; ++s) {
     counters[std::string("lookups_") + SourceName(static_cast<Source>(s))] = rows.hits[s];
   }
   counters["bad_blocks"] = rows.ssd.bad_blocks;
   counters["mended_rows"] = rows.ssd.mended_rows;
-  counters["failed_mends"] = node_->failed_mends();
-  node_->task_board().StartMissing();
-  for (const TaskHealth& task : node_->tasks()) FillTask(task, response->add_tasks());
+  counters["failed_mends"] = state_->failed_mends();
+  state_->tasks().StartMissing();
+  for (const TaskHealth& task : state_->AllTasks()) FillTask(task, response->add_tasks());
   return Status::Ok();
 }
 
 std::vector<MissCurve> Fleet::MakeCurves() const {
-  const Store& store = *node_->store_;
+  const Store& store = state_->store();
   const Result<ReadView> view = store.PinNewest();
   if (!view.ok()) return {};
   std::map<std::pair<uint32_t, uint32_t>, TableRows> rows;
-  for (uint32_t t = 0; t < node_->manifest_.tables.size(); ++t) {
+  for (uint32_t t = 0; t < state_->manifest().tables.size(); ++t) {
     // Those with budgets of their own share nothing.
-    if (store.options().table_budgets.contains(node_->manifest_.tables[t].name)) continue;
-    for (uint32_t b = 0; b < node_->manifest_.tables[t].buckets(); ++b) {
+    if (store.options().table_budgets.contains(state_->manifest().tables[t].name)) continue;
+    for (uint32_t b = 0; b < state_->manifest().tables[t].buckets(); ++b) {
       const auto size = store.BucketSizeOf(view.value(), t, b);
       const auto device = store.DeviceOf(t, b);
       if (!size || !device) continue;
@@ -363,7 +362,7 @@ std::vector<MissCurve> Fleet::MakeCurves() const {
       rows[{t, *device}].bytes += size->payload_bytes;
     }
   }
-  return node_->load_->misses().Curves(
+  return state_->load()->misses().Curves(
       [&](uint32_t table, uint32_t bucket) { return store.DeviceOf(table, bucket); },
       [&](uint32_t table, uint32_t device) {
         const auto found = rows.find({table, device});
@@ -382,14 +381,14 @@ void Fleet::FillTiers(v1::NodeServiceGetLoadResponse* response) {
     }
     for (const MissCurve& curve : curves_) {
       v1::MissCurve* out = response->add_miss_curves();
-      out->set_table_id(node_->manifest_.tables[curve.table].id);
+      out->set_table_id(state_->manifest().tables[curve.table].id);
       out->set_device(curve.device);
       out->mutable_bytes()->Add(curve.bytes.begin(), curve.bytes.end());
       for (const double missed : curve.missed) out->add_missed(static_cast<float>(missed));
     }
   }
-  for (uint32_t d = 0; d < node_->options_.devices; ++d) {
-    const uint64_t bytes = node_->store_->RowRoom(d);
+  for (uint32_t d = 0; d < state_->options().devices; ++d) {
+    const uint64_t bytes = state_->store().RowRoom(d);
     if (bytes == 0) continue;
     v1::RowRoom* room = response->add_row_rooms();
     room->set_device(d);
@@ -399,20 +398,20 @@ void Fleet::FillTiers(v1::NodeServiceGetLoadResponse* response) {
 
 Status Fleet::GetLoad(uint32_t hot_keys, v1::NodeServiceGetLoadResponse* response) {
   if (!serving_) return {Code::kUnavailable, "loading, or shutting down"};
-  const LoadWindow window = node_->load_->Last(HotKeysOf(hot_keys));
+  const LoadWindow window = state_->load()->Last(HotKeysOf(hot_keys));
   response->set_window_ms(window.window_ms);
   response->set_window(window.number);
   response->set_cpu_us(window.cpu_us);
   response->set_requests(window.requests);
   response->set_request_us(window.request_us);
-  const Store& store = *node_->store_;
+  const Store& store = state_->store();
   const Result<ReadView> view = store.PinNewest();
   if (!view.ok()) return view.status();
-  std::vector<uint32_t> tables(node_->manifest_.tables.size());
+  std::vector<uint32_t> tables(state_->manifest().tables.size());
   for (uint32_t t = 0; t < tables.size(); ++t) tables[t] = t;
-  std::ranges::sort(tables, {}, [&](uint32_t t) { return node_->manifest_.tables[t].id; });
+  std::ranges::sort(tables, {}, [&](uint32_t t) { return state_->manifest().tables[t].id; });
   for (const uint32_t t : tables) {
-    for (uint32_t b = 0; b < node_->manifest_.tables[t].buckets(); ++b) {
+    for (uint32_t b = 0; b < state_->manifest().tables[t].buckets(); ++b) {
       const auto size = store.BucketSizeOf(view.value(), t, b);
       const auto device = store.DeviceOf(t, b);
       const BucketReads reads = window.window_ms == 0 ? BucketReads() : window.buckets[t][b];
@@ -420,7 +419,7 @@ Status Fleet::GetLoad(uint32_t hot_keys, v1::NodeServiceGetLoadResponse* respons
       const bool held = size && device;
       if (!held && elsewhere == 0) continue;
       v1::BucketLoad* load = response->add_buckets();
-      load->set_table_id(node_->manifest_.tables[t].id);
+      load->set_table_id(state_->manifest().tables[t].id);
       load->set_bucket(b);
       load->set_held(held);
       if (held) {
@@ -440,15 +439,15 @@ Status Fleet::GetLoad(uint32_t hot_keys, v1::NodeServiceGetLoadResponse* respons
   }
   for (const HotKeyReads& hot : window.hot_keys) {
     v1::HotKey* out = response->add_hot_keys();
-    out->set_table_id(node_->manifest_.tables[hot.table].id);
+    out->set_table_id(state_->manifest().tables[hot.table].id);
     out->set_key(hot.key);
     out->set_reads(hot.reads);
     out->set_error(hot.error);
   }
   FillTraffic(response);
-  if (node_->options_.ssd_budget_bytes > 0) FillTiers(response);
-  response->set_dropped(window.dropped + node_->load_->misses().dropped());
-  if (const auto info = InfoOf(view.value().version())) {
+  if (state_->options().ssd_budget_bytes > 0) FillTiers(response);
+  response->set_dropped(window.dropped + state_->load()->misses().dropped());
+  if (const auto info = state_->InfoOf(view.value().version())) {
     response->set_watermark_ms(info->watermark_ms);
   }
   return Status::Ok();
@@ -476,7 +475,7 @@ void Fleet::FillTraffic(v1::NodeServiceGetLoadResponse* response) const {
 
 Status Fleet::Explain(const v1::ExplainRequest& request, v1::ExplainResponse* response) {
   if (!serving_) return {Code::kUnavailable, "loading, or shutting down"};
-  const auto& tables = node_->manifest_.tables;
+  const auto& tables = state_->manifest().tables;
   const auto table = std::ranges::find(tables, request.table(), &TableConfig::name);
   if (table == tables.end()) {
     std::string names;
@@ -484,11 +483,11 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::ExplainResponse* re
     return {Code::kNotFound, "table \"" + request.table() + "\" does not exist; there are" + names};
   }
   const Result<ReadView> view =
-      request.version() == 0 ? node_->store_->PinNewest() : node_->store_->Pin(request.version());
+      request.version() == 0 ? state_->store().PinNewest() : state_->store().Pin(request.version());
   if (!view.ok()) return view.status();
   const auto t = static_cast<uint32_t>(table - tables.begin());
   const RowLocation row = view.value().Explain(t, request.key());
-  const auto info = InfoOf(view.value().version());
+  const auto info = state_->InfoOf(view.value().version());
   if (info == nullptr) {
     return {Code::kVersionGone,
             "version " + std::to_string(view.value().version()) + " was never held here"};

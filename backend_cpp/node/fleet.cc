@@ -97,20 +97,20 @@ void WithLowPriority(TaskReport* report, const Work& work) {
 
 }  // namespace
 
-Fleet::Fleet(Node* node)
-    : node_(node),
-      plan_file_(node->options_.plan_file),
-      reader_(node->manifest_.model),
-      pace_(node->options_.join_step_bytes, node->options_.join_rest) {}
+Fleet::Fleet(NodeState* state)
+    : state_(state),
+      plan_file_(state->options().plan_file),
+      reader_(state->manifest().model),
+      pace_(state->options().join_step_bytes, state->options().join_rest) {}
 
-Result<std::unique_ptr<Fleet>> Fleet::Join(Node* node) {
-  std::unique_ptr<Fleet> fleet(new Fleet(node));
+Result<std::unique_ptr<Fleet>> Fleet::Join(NodeState* state) {
+  std::unique_ptr<Fleet> fleet(new Fleet(state));
   EMBERTIDE_RETURN_IF_ERROR(fleet->Start());
   return fleet;
 }
 
 Status Fleet::Start() {
-  const NodeOptions& options = node_->options_;
+  const NodeOptions& options = state_->options();
   // gRPC goes on without a thread that it cannot start, and never tries again: such a node would
   // answer nobody, and not end either.
   const size_t cores = std::clamp<size_t>(std::thread::hardware_concurrency(), 2, 16);
@@ -125,7 +125,7 @@ Status Fleet::Start() {
   }
   Result<RedisAddress> state = ParseRedisUrl(options.state);
   if (!state.ok()) return state.status();
-  state_ = std::move(*state);
+  redis_address_ = std::move(*state);
   const std::optional<Address> peer = SplitAddress(options.peer_address);
   if (!peer || peer->host.empty()) {
     return {Code::kInvalidArgument,
@@ -154,7 +154,7 @@ Status Fleet::Start() {
   pool.name = options.name;
   pool.tokens = tokens.value();
   pool.credentials = credentials.value();
-  pool.tasks = &node_->task_board();
+  pool.tasks = &state_->tasks();
   peers_ = std::make_unique<PeerPool>(
       std::move(pool), [this] { return Range(); },
       [this] {
@@ -163,25 +163,25 @@ Status Fleet::Start() {
       });
   HotRows::Options hot;
   hot.bytes = options.hot_rows_bytes;
-  hot.tasks = &node_->task_board();
+  hot.tasks = &state_->tasks();
   hot.routing = [this] { return routing(); };
   // With a guard, ordinary requests see no version before it is promoted.
   hot.served = [this]() -> HotRows::Version {
     if (!serving_) return {};
-    const Result<ReadView> view = node_->PinServed();
-    const auto served = view.ok() ? InfoOf(view.value().version()) : nullptr;
+    const Result<ReadView> view = state_->PinServed();
+    const auto served = view.ok() ? state_->InfoOf(view.value().version()) : nullptr;
     return served == nullptr ? HotRows::Version()
                              : HotRows::Version{served->number, served->lineage};
   };
-  hot_ = std::make_unique<HotRows>(node_->manifest_, peers_.get(), std::move(hot));
+  hot_ = std::make_unique<HotRows>(state_->manifest(), peers_.get(), std::move(hot));
   peers_->TellNews([this] { hot_->Wake(); });
   NodeServerOptions answering;
   answering.listen = listen;
   answering.health_listen = options.health_listen;
   answering.tokens = tokens.value();
   answering.credentials = credentials.value();
-  answering.model = node_->manifest_.model;
-  answering.tasks = &node_->task_board();
+  answering.model = state_->manifest().model;
+  answering.tasks = &state_->tasks();
   answering.waits = options.ssd_budget_bytes > 0;
   Result<std::unique_ptr<NodeServer>> server = NodeServer::Start(answering, this);
   if (!server.ok()) return server.status();
@@ -196,14 +196,14 @@ Status Fleet::Start() {
   if (!options.control.empty()) {
     v1::RegisterNodeRequest registration;
     *registration.mutable_node() = Self();
-    registration.set_model(node_->manifest_.model);
-    registration.set_schema_id(node_->manifest_.schema_id);
+    registration.set_model(state_->manifest().model);
+    registration.set_schema_id(state_->manifest().schema_id);
     std::vector<const TableConfig*> tables;
-    tables.reserve(node_->manifest_.tables.size());
-    for (const TableConfig& table : node_->manifest_.tables) tables.push_back(&table);
+    tables.reserve(state_->manifest().tables.size());
+    for (const TableConfig& table : state_->manifest().tables) tables.push_back(&table);
     std::ranges::sort(tables, {}, &TableConfig::id);
     std::map<std::string, uint64_t> bytes;
-    for (const BucketFileInfo& bucket : node_->manifest_.buckets) {
+    for (const BucketFileInfo& bucket : state_->manifest().buckets) {
       bytes[bucket.table] += bucket.bytes;
     }
     for (const TableConfig* table : tables) {
@@ -218,23 +218,23 @@ Status Fleet::Start() {
     link.address = options.control;
     link.tokens = tokens.value();
     link.credentials = credentials.value();
-    link.tasks = &node_->task_board();
+    link.tasks = &state_->tasks();
     control_ = std::make_unique<ControlLink>(std::move(link), std::move(registration),
                                              [this](v1::HeartbeatRequest* beat) { Beat(beat); });
   }
   keeper_ = std::make_unique<BackgroundTask>(
-      TaskOptions{.name = "plan-keeper", .board = &node_->task_board(), .own_pace = true},
+      TaskOptions{.name = "plan-keeper", .board = &state_->tasks(), .own_pace = true},
       [this](const std::stop_token& stop) { return Keep(stop); });
   return AwaitPlan();
 }
 
 // A plan on disk serves where `state` is away; a newer one from there replaces it.
 Status Fleet::AwaitPlan() {
-  const auto deadline = std::chrono::steady_clock::now() + node_->options_.plan_wait;
+  const auto deadline = std::chrono::steady_clock::now() + state_->options().plan_wait;
   while (std::chrono::steady_clock::now() < deadline) {
-    if (node_->options_.stop.stop_requested()) return {Code::kUnavailable, "the node is ending"};
+    if (state_->options().stop.stop_requested()) return {Code::kUnavailable, "the node is ending"};
     std::string error;
-    node_->task_board().StartMissing();
+    state_->tasks().StartMissing();
     {
       MutexLock lock(mutex_);
       if (routing_ != nullptr) return Status::Ok();
@@ -251,7 +251,7 @@ Status Fleet::AwaitPlan() {
   const MutexLock lock(mutex_);
   return {
       Code::kUnavailable,
-      "no plan for model \"" + node_->manifest_.model + "\" came from " +
+      "no plan for model \"" + state_->manifest().model + "\" came from " +
           (error_.empty() ? "the state store: is the control plane up, and are all nodes that it "
                             "expects?"
                           : "the state store: " + error_)};
@@ -259,8 +259,8 @@ Status Fleet::AwaitPlan() {
 
 void Fleet::Serve() {
   const auto until = std::chrono::steady_clock::now() + kPeersFollow;
-  while (!peers_->HaveReached(node_->store_->window().oldest) &&
-         std::chrono::steady_clock::now() < until && !node_->options_.stop.stop_requested()) {
+  while (!peers_->HaveReached(state_->store().window().oldest) &&
+         std::chrono::steady_clock::now() < until && !state_->options().stop.stop_requested()) {
     std::this_thread::sleep_for(milliseconds(5));
   }
   {
@@ -336,7 +336,8 @@ Status Fleet::SavePlan() {
 
 Status Fleet::LookAtPlan() {
   if (redis_ == nullptr) {
-    Result<std::unique_ptr<RedisConnection>> opened = RedisConnection::Open(state_, kRedisTimeout);
+    Result<std::unique_ptr<RedisConnection>> opened =
+        RedisConnection::Open(redis_address_, kRedisTimeout);
     if (!opened.ok()) return opened.status();
     redis_ = std::move(*opened);
   }
@@ -361,7 +362,7 @@ Status Fleet::AdoptFile() {
 
 Status Fleet::ApplyPlan(const v1::Plan& plan) {
   Result<std::shared_ptr<const Routing>> made =
-      MakeRouting(plan, node_->manifest_, node_->options_.name);
+      MakeRouting(plan, state_->manifest(), state_->options().name);
   if (!made.ok()) {
     ++refused_plans_;
     return made.status();
@@ -411,10 +412,10 @@ std::string Fleet::error() const {
 v1::VersionRange Fleet::Range() const {
   v1::VersionRange range;
   if (!serving_) return range;
-  const Store::Window window = node_->store_->window();
-  const auto newest = InfoOf(window.newest);
+  const Store::Window window = state_->store().window();
+  const auto newest = state_->InfoOf(window.newest);
   if (newest == nullptr) return range;
-  const auto oldest = InfoOf(window.oldest);
+  const auto oldest = state_->InfoOf(window.oldest);
   range.mutable_newest()->set_number(newest->number);
   range.mutable_newest()->set_lineage(newest->lineage);
   range.mutable_oldest()->set_number(window.oldest);
@@ -422,23 +423,22 @@ v1::VersionRange Fleet::Range() const {
   return range;
 }
 
-std::shared_ptr<const VersionInfo> Fleet::InfoOf(uint64_t number) const {
-  const auto known = node_->versions();
-  if (known == nullptr) return nullptr;
-  const auto found = known->find(number);
-  return found == known->end() ? nullptr : found->second;
+Result<Pinned> Fleet::Pin() {
+  Result<Pinned> pinned = state_->Pin([this](uint64_t served) { return PinnableVersion(served); });
+  if (pinned.ok()) NotePin(pinned->info->number);
+  return pinned;
 }
 
 uint64_t Fleet::PinnableVersion(uint64_t newest) const {
   const std::vector<PeerPool::Range> peers = peers_->LiveRanges();
-  const auto known = node_->versions();
+  const auto known = state_->versions();
   const auto holders_of = [&](const VersionInfo& info) {
     return static_cast<size_t>(std::ranges::count_if(
         peers, [&](const auto& range) { return range.Has(info.number, info.lineage); }));
   };
   const auto last = known->find(newest);
   if (last == known->end() || holders_of(*last->second) == peers.size()) return newest;
-  const uint64_t oldest = node_->store_->window().oldest;
+  const uint64_t oldest = state_->store().window().oldest;
   const uint64_t floor = std::min(floor_.load(), newest);
   uint64_t best = newest;
   size_t most = 0;
@@ -459,7 +459,7 @@ void Fleet::NotePin(uint64_t version) {
 
 bool Fleet::IsBehindPeers() const {
   const std::vector<PeerPool::Range> peers = peers_->LiveRanges();
-  const uint64_t newest = node_->newest()->number;
+  const uint64_t newest = state_->newest()->number;
   const auto ahead = [newest](const PeerPool::Range& range) { return range.oldest > newest; };
   return 2 * static_cast<size_t>(std::ranges::count_if(peers, ahead)) > peers.size();
 }
@@ -471,24 +471,24 @@ void Fleet::Committed() {
 
 std::unique_ptr<RemoteLookup> Fleet::NewRemoteLookup() {
   return std::make_unique<RemoteLookup>(
-      *node_->store_, node_->manifest_, peers_.get(), hot_.get(),
-      RemoteLookup::Options{node_->options_.max_degraded_share,
+      state_->store(), state_->manifest(), peers_.get(), hot_.get(),
+      RemoteLookup::Options{state_->options().max_degraded_share, state_->options().peer_timeout,
                             [this] {
-                              const Result<ReadView> view = node_->PinServed();
+                              const Result<ReadView> view = state_->PinServed();
                               return view.ok() ? PinnableVersion(view.value().version()) : 0;
                             },
-                            [this] { return routing()->epoch; },
+                            [this] { return routing(); },
                             [this](uint64_t epoch, uint64_t version) {
                               return held_epoch_ == epoch && held_since_ <= version;
                             },
-                            node_->load_.get()},
+                            state_->load()},
       &remote_stats_);
 }
 
 // --- buckets -------------------------------------------------------------------------------------
 
 std::vector<Fleet::Change> Fleet::Missing(const Routing& routing) {
-  const Store& store = *node_->store_;
+  const Store& store = state_->store();
   std::vector<Change> missing;
   uint64_t held = 0;
   for (uint32_t t = 0; t < routing.buckets.size(); ++t) {
@@ -497,7 +497,7 @@ std::vector<Fleet::Change> Fleet::Missing(const Routing& routing) {
       const auto device = store.DeviceOf(t, b);
       if (wanted < 0) {
         if (!device) continue;
-        if (node_->store_->DropBucket(t, b).ok()) ++dropped_;
+        if (state_->store().DropBucket(t, b).ok()) ++dropped_;
         continue;
       }
       if (device) ++held;
@@ -513,19 +513,19 @@ std::vector<Fleet::Change> Fleet::Missing(const Routing& routing) {
 }
 
 void Fleet::FreeSuperseded() {
-  const uint64_t until = node_->store_->SupersededUntil();
+  const uint64_t until = state_->store().SupersededUntil();
   const auto now = std::chrono::steady_clock::now();
   if (until == 0 || !peers_->HaveReached(until)) {
     not_reached_ = now;
   } else if (now - not_reached_ >= kPinsEnd) {
-    node_->store_->Forget(until);
+    state_->store().Forget(until);
   }
 }
 
 void Fleet::ShareDdr(const Routing& routing) {
   if (routing.epoch == shared_epoch_) return;
   shared_epoch_ = routing.epoch;
-  const Status status = node_->store_->SetDdrShares(routing.shares);
+  const Status status = state_->store().SetDdrShares(routing.shares);
   if (!status.ok()) ++refused_shares_;
   const MutexLock lock(mutex_);
   share_error_ = status.ok() ? "" : status.ToString();
@@ -544,7 +544,7 @@ bool Fleet::AlignBuckets() {
     if (missing.size() > pace_.buckets()) missing.resize(pace_.buckets());
     const uint64_t before = added_;
     uint64_t bytes = 0;
-    WithLowPriority(node_->task_board().Of(kAdding), [&] { bytes = Add(missing); });
+    WithLowPriority(state_->tasks().Of(kAdding), [&] { bytes = Add(missing); });
     const auto now = std::chrono::steady_clock::now();
     pace_.Note(added_ - before, bytes, now - begun, now);
     missing = Missing(*plan);
@@ -554,7 +554,7 @@ bool Fleet::AlignBuckets() {
   for (uint32_t t = 0; t < plan->buckets.size(); ++t) {
     for (uint32_t b = 0; b < plan->buckets[t].size(); ++b) {
       if (plan->buckets[t][b].device < 0) continue;
-      since = std::max(since, node_->store_->HeldSince(t, b).value_or(0));
+      since = std::max(since, state_->store().HeldSince(t, b).value_or(0));
     }
   }
   Note(Status::Ok());
@@ -566,12 +566,12 @@ bool Fleet::AlignBuckets() {
 }
 
 Status Fleet::Hold(const Change& change, std::span<const std::byte> records) {
-  const NodeOptions& options = node_->options_;
+  const NodeOptions& options = state_->options();
   // What a plan relies on is held as far as there is any room.
   const uint64_t leave_bytes =
       change.owned ? 0 : options.ddr_budget_bytes / options.devices / kVersionRoom;
   const Status status =
-      node_->store_->AddBucket(change.table, change.bucket, change.device, records, leave_bytes);
+      state_->store().AddBucket(change.table, change.bucket, change.device, records, leave_bytes);
   full_ = status.code() == Code::kResourceExhausted;
   if (status.ok()) ++added_;
   return status;
@@ -581,9 +581,9 @@ uint64_t Fleet::AddHere(const Change& change) {
   std::vector<std::byte> records;
   Status status = Status::Ok();
   {
-    const Result<ReadView> view = node_->store_->PinNewest();
+    const Result<ReadView> view = state_->store().PinNewest();
     status = view.ok()
-                 ? node_->store_->ExportBucket(view.value(), change.table, change.bucket, &records)
+                 ? state_->store().ExportBucket(view.value(), change.table, change.bucket, &records)
                  : view.status();
   }
   if (status.ok()) {
@@ -605,17 +605,17 @@ uint64_t Fleet::Add(const std::vector<Change>& changes) {
     if (change.here) {
       bytes += AddHere(change);
     } else {
-      by_id[{node_->manifest_.tables[change.table].id, change.bucket}] = change;
+      by_id[{state_->manifest().tables[change.table].id, change.bucket}] = change;
     }
   }
   if (by_id.empty()) return bytes;
   std::vector<BucketId> wanted;
   wanted.reserve(by_id.size());
   for (const auto& [id, change] : by_id) wanted.push_back(id);
-  const auto info = InfoOf(node_->store_->window().newest);
+  const auto info = state_->InfoOf(state_->store().window().newest);
   const VersionId at{info->number, info->lineage};
-  const auto rows =
-      ReadBucketsAt(node_->options_.publication, at, node_->manifest_, wanted, &snapshot_manifest_);
+  const auto rows = ReadBucketsAt(state_->options().publication, at, state_->manifest(), wanted,
+                                  &snapshot_manifest_);
   Status status = rows.ok() ? Status::Ok() : rows.status();
   if (rows.ok()) {
     for (const auto& [id, records] : rows.value()) {
@@ -636,7 +636,7 @@ uint64_t Fleet::Add(const std::vector<Change>& changes) {
 // --- the control plane ---------------------------------------------------------------------------
 
 v1::Node Fleet::Self() const {
-  const NodeOptions& options = node_->options_;
+  const NodeOptions& options = state_->options();
   v1::Node node;
   node.set_name(options.name);
   node.set_address(address_);
@@ -660,17 +660,17 @@ void Fleet::Beat(v1::HeartbeatRequest* beat) {
   *beat->mutable_versions() = Range();
   const auto plan = routing();
   beat->set_plan_epoch(plan == nullptr ? 0 : plan->epoch);
-  if (node_->versions() != nullptr) beat->set_staleness_ms(StalenessMs(*node_->served()));
+  if (state_->versions() != nullptr) beat->set_staleness_ms(StalenessMs(*state_->served()));
   if (serving_) {
     beat->set_held_epoch(held_epoch_);
     beat->set_held_since(held_since_);
   }
   beat->set_buckets_left(left_);
   beat->set_full(full_);
-  for (const TaskHealth& task : node_->tasks()) {
+  for (const TaskHealth& task : state_->AllTasks()) {
     if (task.failing && beat->failing_size() < kMostFailing) FillTask(task, beat->add_failing());
   }
-  beat->set_p99_us(node_->latency_->P99Us());
+  beat->set_p99_us(state_->latency()->P99Us());
 }
 
 FleetStats Fleet::stats() const {

@@ -21,10 +21,10 @@
 #include "base/mutex.h"
 #include "bus/chain.h"
 #include "bus/redis.h"
-#include "embertide/node.h"
 #include "node/hot_rows.h"
 #include "node/join_pace.h"
 #include "node/miss_meter.h"
+#include "node/node_state.h"
 #include "node/plan_reader.h"
 #include "node/remote.h"
 #include "node/routing.h"
@@ -38,7 +38,7 @@ class Fleet : public NodeHandler {
  public:
   // Listens, registers, and waits for the first plan. kInvalidArgument, kDeviceError, kRejected for
   // what cannot become right; kUnavailable when no plan came in time.
-  static Result<std::unique_ptr<Fleet>> Join(Node* node);
+  static Result<std::unique_ptr<Fleet>> Join(NodeState* state);
   ~Fleet() override;
 
   // The node's store is filled: calls are answered from now on. Waits first, two seconds at most,
@@ -54,11 +54,10 @@ class Fleet : public NodeHandler {
     const MutexLock lock(mutex_);
     return routing_;
   }
-  // What a pin takes now, where `newest` is the newest version held here: of the versions that may
-  // still be pinned, from the last one pinned on, the one that most live peers have, and the newest
-  // of those. Peers that are behind what was pinned last cannot hold it back.
-  uint64_t PinnableVersion(uint64_t newest) const;
-  void NotePin(uint64_t version);
+  // Pins, of the versions that may still be pinned, from the last one pinned on, the one that most
+  // live peers have, and the newest of those. Peers that are behind what was pinned last cannot
+  // hold it back.
+  Result<Pinned> Pin();
   // Most live peers begin after the newest version here.
   bool IsBehindPeers() const;
   std::unique_ptr<RemoteLookup> NewRemoteLookup();
@@ -92,8 +91,11 @@ class Fleet : public NodeHandler {
     bool owned;  // here, by the plan; else it joins
   };
 
-  explicit Fleet(Node* node);
+  explicit Fleet(NodeState* state);
   Status Start();
+  // What a pin takes now, where `newest` is the newest version that may be pinned here.
+  uint64_t PinnableVersion(uint64_t newest) const;
+  void NotePin(uint64_t version);
   Status Keep(const std::stop_token& stop);
   Status SavePlan();
   Status LookAtPlan();
@@ -131,13 +133,12 @@ class Fleet : public NodeHandler {
   Status ReadBags(const v1::ReadRequest& request, Deadline deadline, v1::ReadResponse* response);
   Status Prove(const v1::LookupPart& part, uint32_t* table) const;
   std::optional<uint32_t> TableOfId(uint32_t id) const;
-  std::shared_ptr<const VersionInfo> InfoOf(uint64_t number) const;
   // ms since a version's commit; 0 if that is not known.
   static uint64_t StalenessMs(const VersionInfo& version);
 
-  Node* node_;
+  NodeState* state_;
   const std::string plan_file_;
-  RedisAddress state_;
+  RedisAddress redis_address_;
   std::unique_ptr<RedisConnection> redis_;  // the keeper's
   PlanReader reader_;                       // the same
   std::string unsaved_plan_;                // the same: for plan_file_, which could not be written

@@ -47,15 +47,15 @@ Result<std::vector<std::byte>> ReadBucket(const NodeOptions& options, const Mani
 
 }  // namespace
 
-Mender::Mender(Node* node)
-    : node_(node),
+Mender::Mender(NodeState* state)
+    : state_(state),
       wait_(kLookAtBlocks),
       again_(kTryAgain),
-      task_({.name = "mending", .board = &node->task_board(), .own_pace = true},
+      task_({.name = "mending", .board = &state->tasks(), .own_pace = true},
             [this](const std::stop_token& stop) { return Look(stop); }) {}
 
 void Mender::Say(const std::string& line) const {
-  if (node_->options_.log) node_->options_.log(line);
+  if (state_->options().log) state_->options().log(line);
 }
 
 void Mender::Tell(const std::vector<BadBlock>& blocks) {
@@ -67,7 +67,7 @@ void Mender::Tell(const std::vector<BadBlock>& blocks) {
     const BadBlock::Row& first = block.rows.front();
     Say(name + " is not what was written: " + std::to_string(block.rows.size()) +
         " rows are brought again, the first is key " + std::to_string(first.key) + " of table " +
-        node_->manifest_.tables[first.table].name);
+        state_->manifest().tables[first.table].name);
   }
   for (const std::string& name : told_) {
     if (!bad.contains(name)) Say(name + " has no row any more");
@@ -76,19 +76,18 @@ void Mender::Tell(const std::vector<BadBlock>& blocks) {
 }
 
 Status Mender::MendBucket(uint32_t table, uint32_t bucket) const {
-  const Result<ReadView> view = node_->store_->PinNewest();
+  const Result<ReadView> view = state_->store().PinNewest();
   if (!view.ok()) return view.status();
-  const auto known = node_->versions();
-  const auto at = known->find(view.value().version());
-  if (at == known->end()) return {Code::kVersionGone, "the version left while it was pinned"};
-  const auto records = ReadBucket(node_->options_, node_->manifest_, *at->second, table, bucket);
+  const auto at = state_->InfoOf(view.value().version());
+  if (at == nullptr) return {Code::kVersionGone, "the version left while it was pinned"};
+  const auto records = ReadBucket(state_->options(), state_->manifest(), *at, table, bucket);
   if (!records.ok()) return records.status();
-  return node_->store_->Mend(view.value(), table, bucket, records.value());
+  return state_->store().Mend(view.value(), table, bucket, records.value());
 }
 
 Status Mender::Look(const std::stop_token& stop) {
   if (!SleepFor(stop, std::exchange(wait_, kLookAtBlocks))) return Status::Ok();
-  const std::vector<BadBlock> blocks = node_->store_->FindBadBlocks();
+  const std::vector<BadBlock> blocks = state_->store().FindBadBlocks();
   Tell(blocks);
   std::set<std::pair<uint32_t, uint32_t>> buckets;
   for (const BadBlock& block : blocks) {
@@ -100,9 +99,9 @@ Status Mender::Look(const std::stop_token& stop) {
     if (stop.stop_requested()) return Status::Ok();
     const Status mended = MendBucket(table, bucket);
     if (mended.ok()) continue;
-    ++node_->failed_mends_;
+    state_->NoteFailedMend();
     error = "rows of bucket " + std::to_string(bucket) + " of table " +
-            node_->manifest_.tables[table].name +
+            state_->manifest().tables[table].name +
             " are not mended, and tried again: " + mended.ToString();
     last = {mended.code(), error};
   }

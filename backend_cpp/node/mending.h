@@ -9,15 +9,15 @@
 #include <vector>
 
 #include "base/background_task.h"
-#include "embertide/node.h"
+#include "node/node_state.h"
 
 namespace embertide {
 
 // Thread-safe.
 class Mender {
  public:
-  // `node` outlives it.
-  explicit Mender(Node* node);
+  // `state` outlives it.
+  explicit Mender(NodeState* state);
   // Its end waits for the bucket at hand.
   Mender(const Mender&) = delete;
   Mender& operator=(const Mender&) = delete;
@@ -30,7 +30,7 @@ class Mender {
   // Brings a bucket's rows in bad blocks again, as the newest version has them.
   Status MendBucket(uint32_t table, uint32_t bucket) const;
 
-  Node* const node_;
+  NodeState* const state_;
   std::set<std::string> told_;  // blocks that are bad
   std::string error_;           // the last that was told
   std::chrono::milliseconds wait_;

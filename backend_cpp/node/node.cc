@@ -3,10 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
-#include <iterator>
 #include <map>
-#include <mutex>
 #include <set>
 #include <span>
 #include <stop_token>
@@ -24,6 +21,7 @@
 #include "node/load_meter.h"
 #include "node/made_columns.h"
 #include "node/mending.h"
+#include "node/node_state.h"
 #include "node/readiness.h"
 #include "node/recovery.h"
 #include "node/remote.h"
@@ -158,11 +156,6 @@ Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
   store_options.observer = load.get();
   const bool seals = options.ssd_budget_bytes > 0 && options.ssd_seal_interval_ms > 0;
   std::unique_ptr<Node> node(new Node());
-  node->tasks_ = std::make_unique<TaskBoard>(options.log);
-  if (options.guard) {
-    node->gate_ =
-        std::make_unique<VersionGate>(promotion, options.window_versions, options.guard_timeout);
-  }
   std::optional<Recovered> recovered;
   if (seals) {
     auto opened = OpenFromSeal(options, *manifest, store_options);
@@ -176,24 +169,31 @@ Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
     }
   }
   node->opened_from_seal_ = recovered.has_value();
+  NodeState::Parts parts;
   if (recovered) {
-    node->store_ = std::move(recovered->store);
+    parts.store = std::move(recovered->store);
   } else {
     Result<std::unique_ptr<Store>> store = Store::Open(std::move(store_options));
     if (!store.ok()) return store.status();
-    node->store_ = std::move(*store);
+    parts.store = std::move(*store);
   }
-  node->options_ = options;
-  node->manifest_ = std::move(*manifest);
-  node->features_ = std::move(*features);
+  parts.options = options;
+  parts.tasks = std::make_unique<TaskBoard>(options.log);
+  parts.manifest = std::move(*manifest);
+  parts.features = std::move(*features);
+  if (options.guard) {
+    parts.gate =
+        std::make_unique<VersionGate>(promotion, options.window_versions, options.guard_timeout);
+  }
+  parts.load = std::move(load);
+  if (!options.state.empty()) parts.latency = std::make_unique<LatencyMeter>();
+  for (const Feature& feature : parts.features) node->total_dim_ += feature.dim;
+  node->state_ = std::make_unique<NodeState>(std::move(parts));
   node->made_columns_ = std::make_unique<const MadeColumns>(std::move(*made_columns));
   node->former_layouts_ = std::make_unique<const FormerLayouts>(std::move(*former));
-  for (const Feature& feature : node->features_) node->total_dim_ += feature.dim;
-  node->load_ = std::move(load);
-  if (!options.state.empty()) node->latency_ = std::make_unique<LatencyMeter>();
   if (!options.dense_plugin.empty()) EMBERTIDE_RETURN_IF_ERROR(node->LoadDense());
   if (!options.state.empty()) {
-    Result<std::unique_ptr<Fleet>> fleet = Fleet::Join(node.get());
+    Result<std::unique_ptr<Fleet>> fleet = Fleet::Join(node->state_.get());
     if (!fleet.ok()) return fleet.status();
     node->fleet_ = std::move(*fleet);
   }
@@ -208,15 +208,15 @@ Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
     EMBERTIDE_RETURN_IF_ERROR(
         node->AddFirstVersion(std::move(recovered->version), std::move(weights)));
   } else {
-    node->store_->FillAtOnce(true);
+    node->state_->store().FillAtOnce(true);
     EMBERTIDE_RETURN_IF_ERROR(node->LoadBuckets());
-    node->store_->FillAtOnce(false);
+    node->state_->store().FillAtOnce(false);
     EMBERTIDE_RETURN_IF_ERROR(node->AddSnapshotVersion());
   }
   node->StartUpkeep();
   if (!options.publication.empty()) EMBERTIDE_RETURN_IF_ERROR(node->Follow());
-  if (seals) node->sealer_ = std::make_unique<Sealer>(node.get());
-  if (options.ssd_budget_bytes > 0) node->mender_ = std::make_unique<Mender>(node.get());
+  if (seals) node->sealer_ = std::make_unique<Sealer>(node->state_.get());
+  if (options.ssd_budget_bytes > 0) node->mender_ = std::make_unique<Mender>(node->state_.get());
   if (!options.publication.empty()) node->BecomeReady();
   if (options.stop.stop_requested()) return Ending();
   return node;
@@ -224,75 +224,71 @@ Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
 
 // Starts one thread for all devices, or one for each on its NUMA node.
 void Node::StartUpkeep() {
-  const std::vector<uint32_t>& numa = store_->options().numa_nodes;
+  const std::vector<uint32_t>& numa = state_->store().options().numa_nodes;
   // Upkeep and writers both write to the SSD tier; this task only reports their health.
-  if (options_.ssd_budget_bytes > 0) {
+  if (options().ssd_budget_bytes > 0) {
     upkeep_.push_back(std::make_unique<BackgroundTask>(
-        TaskOptions{.name = "ssd-writes", .board = tasks_.get(), .own_pace = true},
+        TaskOptions{.name = "ssd-writes", .board = &state_->tasks(), .own_pace = true},
         [this](const std::stop_token& stop) {
           SleepFor(stop, kLookAtSsd);
-          const std::string failure = store_->SsdFailure();
+          const std::string failure = state_->store().SsdFailure();
           return failure.empty() ? Status::Ok() : Status(Code::kDeviceError, SsdFull(failure));
         }));
   }
   if (numa.empty()) {
-    upkeep_.push_back(std::make_unique<BackgroundTask>(
-        TaskOptions{.name = "upkeep", .board = tasks_.get()}, [this](const std::stop_token& stop) {
-          if (SleepFor(stop, kMaintainEvery)) store_->Maintain();
-          return Status::Ok();
-        }));
+    upkeep_.push_back(
+        std::make_unique<BackgroundTask>(TaskOptions{.name = "upkeep", .board = &state_->tasks()},
+                                         [this](const std::stop_token& stop) {
+                                           if (SleepFor(stop, kMaintainEvery))
+                                             state_->store().Maintain();
+                                           return Status::Ok();
+                                         }));
     return;
   }
-  for (uint32_t d = 0; d < options_.devices; ++d) {
+  for (uint32_t d = 0; d < options().devices; ++d) {
     upkeep_.push_back(std::make_unique<BackgroundTask>(
-        TaskOptions{.name = "upkeep-" + std::to_string(d), .board = tasks_.get()},
+        TaskOptions{.name = "upkeep-" + std::to_string(d), .board = &state_->tasks()},
         [this, d, numa_node = numa[d % numa.size()],
          bound = false](const std::stop_token& stop) mutable {
           if (!std::exchange(bound, true)) {
             // A thread that may not be bound runs where it can.
             const Status status = BindThread(numa_node);
-            if (!status.ok() && options_.log) {
-              options_.log("upkeep of device " + std::to_string(d) + ": " + status.ToString());
+            if (!status.ok() && options().log) {
+              options().log("upkeep of device " + std::to_string(d) + ": " + status.ToString());
             }
           }
-          if (SleepFor(stop, kMaintainEvery)) store_->Maintain(d);
+          if (SleepFor(stop, kMaintainEvery)) state_->store().Maintain(d);
           return Status::Ok();
         }));
   }
 }
 
 std::string Node::SsdFull(const std::string& failure) const {
-  return failure + " in " + options_.ssd_directory +
+  return failure + " in " + options().ssd_directory +
          "; rows stay in DDR until it takes writes: free room there";
 }
 
 // A version finds no room because rows cannot leave: that, and not the budget, is to be told.
 Status Node::Explained(Status status) const {
-  if (status.code() != Code::kResourceExhausted || store_ == nullptr) return status;
-  const std::string failure = store_->SsdFailure();
+  if (status.code() != Code::kResourceExhausted) return status;
+  const std::string failure = state_->store().SsdFailure();
   if (failure.empty()) return status;
   return {status.code(), SsdFull(failure) + " (" + status.message() + ")"};
-}
-
-std::vector<TaskHealth> Node::tasks() const {
-  std::vector<TaskHealth> tasks = tasks_->Tasks();
-  std::ranges::move(TaskBoard::OfProcess().Tasks(), std::back_inserter(tasks));
-  return tasks;
 }
 
 // Waits until the node is ready, for a bounded time: one that cannot be answers what it has.
 void Node::BecomeReady() {
   const std::vector<VersionId> newer =
-      Newer(ListVersions(options_.publication + "/deltas", "commit.pb"), {});
+      Newer(ListVersions(options().publication + "/deltas", "commit.pb"), {});
   const VersionId at_start = newer.empty() ? VersionId() : newer.front();
   readiness_ = std::make_unique<Readiness>(
-      tasks_.get(), [this, at_start] { return FindWhyNotReady(at_start); },
+      &state_->tasks(), [this, at_start] { return FindWhyNotReady(at_start); },
       [this](bool ready) {
         if (fleet_ != nullptr) fleet_->SetReady(ready);
       });
-  const bool ready = readiness_->Await(DeadlineAfter(options_.plan_wait), options_.stop);
+  const bool ready = readiness_->Await(DeadlineAfter(options().plan_wait), options().stop);
   begun_ = true;
-  if (!ready && options_.log) options_.log("begins before it is ready: " + why_not_ready());
+  if (!ready && options().log) options().log("begins before it is ready: " + why_not_ready());
   if (fleet_ == nullptr) return;
   // The thread looks again only later, and has not asked whether the group is whole.
   fleet_->SetReady(FindWhyNotReady(at_start).empty());
@@ -318,27 +314,40 @@ std::string Node::FindWhyNotReady(const VersionId& at_start) const {
            ", the newest here";
   }
   // No reason to wait with beginning: its group becomes whole only once it takes part.
-  if (begun_ && fleet_ != nullptr && !IsWhole(fleet_->routing()->plan, options_.group)) {
-    return "group " + std::to_string(options_.group) + " does not own every bucket";
+  if (begun_ && fleet_ != nullptr && !IsWhole(fleet_->routing()->plan, options().group)) {
+    return "group " + std::to_string(options().group) + " does not own every bucket";
   }
   const std::vector<VersionId> newer =
-      Newer(ListVersions(options_.publication + "/deltas", "commit.pb"), have);
+      Newer(ListVersions(options().publication + "/deltas", "commit.pb"), have);
   if (newer.empty()) return "";
   // It may have answered at this one before it was killed, though the file is harmed since.
-  if (!begun_ && gate_ == nullptr && !Newer({at_start}, have).empty()) {
+  if (!begun_ && state_->gate() == nullptr && !Newer({at_start}, have).empty()) {
     return "it lacks " + Text(at_start) + ", which was there at its start";
   }
-  const Result<v1::CommitFile> published = ReadCommitFile(options_.publication, newer.front());
+  const Result<v1::CommitFile> published = ReadCommitFile(options().publication, newer.front());
   if (!published.ok()) return "";  // it was pruned meanwhile, or is harmed: nobody can take it
   const int64_t behind_ms = published.value().commit().committed_ms() - held->committed_ms;
-  if (behind_ms <= options_.ready_staleness.count()) return "";
+  if (behind_ms <= options().ready_staleness.count()) return "";
   return "version " + std::to_string(newer.front().number) + " was committed " +
          std::to_string(behind_ms) + " ms after version " + std::to_string(held->number) +
          ", the newest here; ready_staleness_ms is " +
-         std::to_string(options_.ready_staleness.count());
+         std::to_string(options().ready_staleness.count());
 }
 
 Node::Node() = default;
+
+const NodeOptions& Node::options() const { return state_->options(); }
+const Manifest& Node::manifest() const { return state_->manifest(); }
+const std::vector<Feature>& Node::features() const { return state_->features(); }
+const Store& Node::store() const { return state_->store(); }
+std::shared_ptr<const VersionInfo> Node::newest() const { return state_->newest(); }
+std::shared_ptr<const VersionInfo> Node::served() const { return state_->served(); }
+uint64_t Node::failed_mends() const { return state_->failed_mends(); }
+std::vector<TaskHealth> Node::tasks() const { return state_->AllTasks(); }
+TaskBoard& Node::task_board() const { return state_->tasks(); }
+void Node::NoteLatency(std::chrono::nanoseconds latency, size_t requests) const {
+  state_->NoteLatency(latency, requests);
+}
 
 // Who calls ends before what is called: peers' calls, versions, upkeep.
 Node::~Node() {
@@ -357,7 +366,7 @@ Status Node::DropUnplanned() {
   for (uint32_t t = 0; t < plan->buckets.size(); ++t) {
     for (uint32_t b = 0; b < plan->buckets[t].size(); ++b) {
       if (plan->buckets[t][b].device >= 0) continue;
-      EMBERTIDE_RETURN_IF_ERROR(store_->DropBucket(t, b));
+      EMBERTIDE_RETURN_IF_ERROR(state_->store().DropBucket(t, b));
     }
   }
   return Status::Ok();
@@ -366,51 +375,53 @@ Status Node::DropUnplanned() {
 // The buckets of the snapshot that this node holds.
 Status Node::LoadBuckets() {
   std::map<std::string, uint32_t> tables;
-  for (uint32_t t = 0; t < manifest_.tables.size(); ++t) tables[manifest_.tables[t].name] = t;
+  for (uint32_t t = 0; t < manifest().tables.size(); ++t) tables[manifest().tables[t].name] = t;
   if (fleet_ != nullptr) {
     const auto plan = fleet_->routing();
     for (uint32_t t = 0; t < plan->buckets.size(); ++t) {
       for (uint32_t b = 0; b < plan->buckets[t].size(); ++b) {
         const int32_t device = plan->buckets[t][b].device;
         if (device < 0) continue;
-        EMBERTIDE_RETURN_IF_ERROR(store_->AddBucket(t, b, static_cast<uint32_t>(device), {}));
+        EMBERTIDE_RETURN_IF_ERROR(
+            state_->store().AddBucket(t, b, static_cast<uint32_t>(device), {}));
       }
     }
   }
-  for (const BucketFileInfo& info : manifest_.buckets) {
-    if (options_.stop.stop_requested()) return Ending();
+  for (const BucketFileInfo& info : manifest().buckets) {
+    if (options().stop.stop_requested()) return Ending();
     const auto table = tables.find(info.table);
     if (table == tables.end()) {
       return {Code::kCorrupt,
               info.path + " is of table \"" + info.table + "\", which the manifest does not have"};
     }
-    if (info.bucket < manifest_.tables[table->second].buckets() &&
-        !store_->HeldSince(table->second, info.bucket)) {
+    if (info.bucket < manifest().tables[table->second].buckets() &&
+        !state_->store().HeldSince(table->second, info.bucket)) {
       continue;
     }
-    EMBERTIDE_RETURN_IF_ERROR(ReadBucketFile(
-        options_.snapshot, manifest_.tables[table->second], info,
-        [&](std::span<const std::byte> records) {
-          if (options_.stop.stop_requested()) return Ending();
-          return store_->StageRecords(manifest_.version, table->second, info.bucket, records);
-        }));
+    EMBERTIDE_RETURN_IF_ERROR(ReadBucketFile(options().snapshot, manifest().tables[table->second],
+                                             info, [&](std::span<const std::byte> records) {
+                                               if (options().stop.stop_requested()) return Ending();
+                                               return state_->store().StageRecords(
+                                                   manifest().version, table->second, info.bucket,
+                                                   records);
+                                             }));
   }
   return Status::Ok();
 }
 
 // The program that proves weights, and that it fits the features.
 Status Node::LoadDense() {
-  const Result<DenseFileInfo> file = DenseFile(manifest_, "program");
+  const Result<DenseFileInfo> file = DenseFile(manifest(), "program");
   if (!file.ok()) return file.status();
-  EMBERTIDE_RETURN_IF_ERROR(CheckCpu(manifest_.dense_cpu));
-  program_path_ = options_.snapshot + "/" + file.value().path;
+  EMBERTIDE_RETURN_IF_ERROR(CheckCpu(manifest().dense_cpu));
+  program_path_ = options().snapshot + "/" + file.value().path;
   const auto proved = ReadProvedFile(program_path_, file.value().bytes, file.value().crc32c);
   if (!proved.ok()) return proved.status();
   Result<std::unique_ptr<DenseProgram>> program = OpenProgram();
   if (!program.ok()) return program.status();
   program_ = std::move(*program);
   EMBERTIDE_RETURN_IF_ERROR(LoadTransforms());
-  const size_t dense = transforms_ ? transforms_->outputs() : manifest_.dense_features;
+  const size_t dense = transforms_ ? transforms_->outputs() : manifest().dense_features;
   if (program_->embedding_dim() != total_dim_ || program_->dense_features() != dense) {
     return {Code::kRejected, "the dense program takes " +
                                  std::to_string(program_->dense_features()) + " + " +
@@ -418,36 +429,36 @@ Status Node::LoadDense() {
                                  " inputs, the snapshot's features give " + std::to_string(dense) +
                                  " + " + std::to_string(total_dim_)};
   }
-  if (program_->heads() != manifest_.scores()) {
+  if (program_->heads() != manifest().scores()) {
     return {Code::kRejected, "the dense program gives " + std::to_string(program_->heads()) +
                                  " scores a sample, the manifest has " +
-                                 std::to_string(manifest_.scores()) + " heads: export it again"};
+                                 std::to_string(manifest().scores()) + " heads: export it again"};
   }
   return Status::Ok();
 }
 
 // A snapshot without them has none. They are a part of the schema: no later version has others.
 Status Node::LoadTransforms() {
-  const Result<DenseFileInfo> file = DenseFile(manifest_, "transforms");
+  const Result<DenseFileInfo> file = DenseFile(manifest(), "transforms");
   if (!file.ok()) return Status::Ok();
-  const std::string path = options_.snapshot + "/" + file.value().path;
+  const std::string path = options().snapshot + "/" + file.value().path;
   const auto text = ReadProvedFile(path, file.value().bytes, file.value().crc32c);
   if (!text.ok()) return text.status();
   Result<Transforms> transforms = Transforms::Parse(text.value());
   if (!transforms.ok()) {
     return {transforms.status().code(), path + ": " + transforms.status().message()};
   }
-  if (transforms->inputs() != manifest_.dense_features) {
+  if (transforms->inputs() != manifest().dense_features) {
     return {Code::kRejected, path + " takes " + std::to_string(transforms->inputs()) +
                                  " columns, the manifest says " +
-                                 std::to_string(manifest_.dense_features)};
+                                 std::to_string(manifest().dense_features)};
   }
   transforms_ = std::move(*transforms);
   return Status::Ok();
 }
 
 Result<std::unique_ptr<DenseProgram>> Node::OpenProgram() const {
-  return DenseProgram::Open(options_.dense_plugin, program_path_);
+  return DenseProgram::Open(options().dense_plugin, program_path_);
 }
 
 Result<std::shared_ptr<const DenseWeights>> Node::LoadWeights(
@@ -470,86 +481,28 @@ Result<std::shared_ptr<const DenseWeights>> Node::SnapshotWeights(const std::str
 }
 
 Status Node::AddSnapshotVersion() {
-  auto weights = SnapshotWeights(options_.snapshot, manifest_);
+  auto weights = SnapshotWeights(options().snapshot, manifest());
   if (!weights.ok()) return weights.status();
-  return AddFirstVersion(SnapshotVersion(options_.publication, manifest_), std::move(*weights));
+  return AddFirstVersion(SnapshotVersion(options().publication, manifest()), std::move(*weights));
 }
 
 Status Node::AddFirstVersion(VersionInfo info, std::shared_ptr<const DenseWeights> weights) {
   info.weights = std::move(weights);
-  return CommitVersion(std::make_shared<VersionInfo>(std::move(info)));
-}
-
-Status Node::CommitVersion(std::shared_ptr<const VersionInfo> info) {
-  const uint64_t number = info->number;
-  AddVersion(std::move(info));
-  if (gate_ != nullptr) gate_->BeginCommit(number, std::chrono::steady_clock::now());
-  EMBERTIDE_RETURN_IF_ERROR(store_->Commit(number));
-  if (gate_ != nullptr) gate_->EndCommit();
-  return Status::Ok();
-}
-
-std::optional<SealedVersion> Node::NameOf(uint64_t number) const {
-  const std::shared_ptr<const Versions> known = versions();
-  const auto found = known->find(number);
-  if (found == known->end()) return std::nullopt;
-  return SealedVersion{number, found->second->lineage, found->second->proof};
+  return state_->Commit(std::make_shared<VersionInfo>(std::move(info)));
 }
 
 std::string Node::seal_error() const { return sealer_ == nullptr ? "" : sealer_->error(); }
 
-void Node::AddVersion(std::shared_ptr<const VersionInfo> info) {
-  const std::shared_ptr<const Versions> old = versions();
-  auto next = old ? std::make_shared<Versions>(*old) : std::make_shared<Versions>();
-  const uint64_t number = info->number;
-  (*next)[number] = std::move(info);
-  // A reader that pinned the oldest of the window just before it left still finds it.
-  while (next->size() > size_t{2} * options_.window_versions) next->erase(next->begin());
-  const std::lock_guard lock(versions_mutex_);
-  versions_ = std::move(next);
-}
-
-Result<ReadView> Node::PinServed() const {
-  if (gate_ == nullptr) return store_->PinNewest();
-  Result<ReadView> view = store_->Pin(gate_->served());
-  // Pushed out by a version that may be seen, and is about to be the served one.
-  if (!view.ok()) view = store_->Pin(gate_->next());
-  return view;
-}
-
-Result<Pinned> Node::Pin() const {
-  // Once round: a version is made known before it can be pinned, and is kept for two windows.
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    Result<ReadView> view = PinServed();
-    if (!view.ok()) return view.status();
-    const std::shared_ptr<const Versions> known = versions();
-    auto found = known->find(view->version());
-    if (found == known->end()) continue;
-    if (fleet_ != nullptr) {
-      const uint64_t version = fleet_->PinnableVersion(view->version());
-      if (version != found->first) {
-        Result<ReadView> older = store_->Pin(version);
-        if (!older.ok()) continue;  // it left the window meanwhile
-        view = std::move(older);
-        found = known->find(version);
-        if (found == known->end()) continue;
-      }
-      fleet_->NotePin(version);
-    }
-    return Pinned{std::move(*view), found->second};
-  }
-  return Status(Code::kVersionGone, "the newest version left the window while it was pinned");
-}
+Result<Pinned> Node::Pin() const { return fleet_ == nullptr ? state_->Pin() : fleet_->Pin(); }
 
 Result<Pinned> Node::Pin(uint64_t version) const {
-  Result<ReadView> view = store_->Pin(version);
+  Result<ReadView> view = state_->store().Pin(version);
   if (!view.ok()) return view.status();
-  const std::shared_ptr<const Versions> known = versions();
-  const auto found = known->find(version);
-  if (found == known->end()) {  // a number that no version has: they may have holes
+  std::shared_ptr<const VersionInfo> info = state_->InfoOf(version);
+  if (info == nullptr) {  // a number that no version has: they may have holes
     return Status(Code::kVersionGone, "there is no version " + std::to_string(version));
   }
-  return Pinned{std::move(*view), found->second};
+  return Pinned{std::move(*view), std::move(info)};
 }
 
 // --- following -----------------------------------------------------------------------------------
@@ -557,31 +510,31 @@ Result<Pinned> Node::Pin(uint64_t version) const {
 // Turns the follower's versions into the node's: rows into the store, tensors into weights.
 class Node::Sink : public VersionSink {
  public:
-  explicit Sink(Node* node) : node_(node) {
-    const std::vector<TableConfig>& tables = node->manifest_.tables;
+  explicit Sink(Node* node) : node_(node), state_(*node->state_) {
+    const std::vector<TableConfig>& tables = state_.manifest().tables;
     for (uint32_t t = 0; t < tables.size(); ++t) table_of_id_[tables[t].id] = t;
-    newest_ = node->versions()->rbegin()->second;
+    newest_ = state_.newest();
   }
   uint64_t newest_number() const override { return newest_->number; }
   uint64_t newest_lineage() const override { return newest_->lineage; }
-  uint64_t schema_id() const override { return node_->manifest_.schema_id; }
+  uint64_t schema_id() const override { return state_.manifest().schema_id; }
   Status Stage(uint64_t version, uint32_t table_id, uint32_t bucket,
                const std::string& records) override;
   Status Commit(const v1::GlobalCommit& commit, const std::string& tensors) override;
-  void DropStaged() override { node_->store_->DropStaged(); }
+  void DropStaged() override { state_.store().DropStaged(); }
   Status Load(const std::string& snapshot, const std::stop_token& stop) override;
   bool MayFit() const override;
   bool Holds(uint32_t table_id, uint32_t bucket) const override;
   bool OnIdle() override {
-    if (node_->gate_ != nullptr) node_->gate_->Tick(std::chrono::steady_clock::now());
+    if (state_.gate() != nullptr) state_.gate()->Tick(std::chrono::steady_clock::now());
     return node_->fleet_ != nullptr && node_->fleet_->AlignBuckets();
   }
-  void SetPromotion(const Promotion& record) override { node_->gate_->SetRecord(record); }
+  void SetPromotion(const Promotion& record) override { state_.gate()->SetRecord(record); }
   bool MayTake(uint64_t number) override {
-    return node_->gate_ == nullptr || node_->gate_->MayTake(number);
+    return state_.gate() == nullptr || state_.gate()->MayTake(number);
   }
   bool MayLoad(uint64_t number) const override {
-    return node_->gate_ == nullptr || node_->gate_->MaySee(number);
+    return state_.gate() == nullptr || state_.gate()->MaySee(number);
   }
 
  private:
@@ -592,6 +545,7 @@ class Node::Sink : public VersionSink {
   Status Publish(std::shared_ptr<const VersionInfo> info);
 
   Node* node_;
+  NodeState& state_;  // the node's
   std::map<uint32_t, uint32_t> table_of_id_;
   std::shared_ptr<const VersionInfo> newest_;
   std::optional<uint64_t> lacked_at_;  // free bytes when a snapshot did not fit
@@ -604,7 +558,7 @@ Status Node::Sink::Stage(uint64_t version, uint32_t table_id, uint32_t bucket,
   if (table == table_of_id_.end()) {
     return {Code::kCorrupt, "table " + std::to_string(table_id) + " is not in the manifest"};
   }
-  return node_->Explained(node_->store_->StageRecords(version, table->second, bucket,
+  return node_->Explained(state_.store().StageRecords(version, table->second, bucket,
                                                       std::as_bytes(std::span(records))));
 }
 
@@ -620,7 +574,7 @@ Status Node::Sink::Commit(const v1::GlobalCommit& commit, const std::string& ten
 }
 
 Status Node::Sink::Publish(std::shared_ptr<const VersionInfo> info) {
-  EMBERTIDE_RETURN_IF_ERROR(node_->CommitVersion(info));
+  EMBERTIDE_RETURN_IF_ERROR(state_.Commit(info));
   newest_ = std::move(info);
   if (node_->fleet_ != nullptr) node_->fleet_->Committed();
   return Status::Ok();
@@ -629,22 +583,22 @@ Status Node::Sink::Publish(std::shared_ptr<const VersionInfo> info) {
 bool Node::Sink::Holds(uint32_t table_id, uint32_t bucket) const {
   const auto table = table_of_id_.find(table_id);
   // What is unknown goes on, to be refused by name.
-  if (table == table_of_id_.end() || bucket >= node_->manifest_.tables[table->second].buckets()) {
+  if (table == table_of_id_.end() || bucket >= state_.manifest().tables[table->second].buckets()) {
     return true;
   }
-  return node_->store_->HeldSince(table->second, bucket).has_value();
+  return state_.store().HeldSince(table->second, bucket).has_value();
 }
 
 // Brings one bucket to what the snapshot's file says: its records where they differ from what is
 // held, tombstones for the keys that it lacks. Memory: one bucket, twice.
 Status Node::Sink::StageBucket(const std::string& snapshot, const Manifest& manifest,
                                uint32_t table, uint32_t bucket, const std::stop_token& stop) {
-  const TableConfig& config = node_->manifest_.tables[table];
+  const TableConfig& config = state_.manifest().tables[table];
   std::vector<std::byte> held;
   {
-    Result<ReadView> view = node_->store_->PinNewest();
+    Result<ReadView> view = state_.store().PinNewest();
     if (!view.ok()) return view.status();
-    EMBERTIDE_RETURN_IF_ERROR(node_->store_->ExportBucket(*view, table, bucket, &held));
+    EMBERTIDE_RETURN_IF_ERROR(state_.store().ExportBucket(*view, table, bucket, &held));
   }
   std::map<uint64_t, std::span<const std::byte>> rows;
   for (std::span<const std::byte> rest = held; !rest.empty();) {
@@ -675,7 +629,7 @@ Status Node::Sink::StageBucket(const std::string& snapshot, const Manifest& mani
   for (const auto& [key, bytes] : rows) {
     AppendRecord({key, 0, RecordKind::kExpired, {}}, &changes);
   }
-  return node_->Explained(node_->store_->StageRecords(manifest.version, table, bucket, changes));
+  return node_->Explained(state_.store().StageRecords(manifest.version, table, bucket, changes));
 }
 
 // Old rows stay until the version is whole, since they are answered until then; so a snapshot needs
@@ -683,24 +637,24 @@ Status Node::Sink::StageBucket(const std::string& snapshot, const Manifest& mani
 // its manifest does.
 Status Node::Sink::Reckon(const Manifest& snapshot) const {
   std::map<std::string, uint32_t> tables;
-  for (uint32_t t = 0; t < node_->manifest_.tables.size(); ++t) {
-    tables[node_->manifest_.tables[t].name] = t;
+  for (uint32_t t = 0; t < state_.manifest().tables.size(); ++t) {
+    tables[state_.manifest().tables[t].name] = t;
   }
-  Result<ReadView> view = node_->store_->PinNewest();
+  Result<ReadView> view = state_.store().PinNewest();
   if (!view.ok()) return view.status();
   uint64_t lacking = 0;
   uint64_t rows = 0;
   for (const BucketFileInfo& info : snapshot.buckets) {
     const auto table = tables.find(info.table);
     if (table == tables.end() || info.rows == 0) continue;
-    const auto held = node_->store_->BucketSizeOf(*view, table->second, info.bucket);
+    const auto held = state_.store().BucketSizeOf(*view, table->second, info.bucket);
     if (!held || held->rows >= info.rows) continue;
     rows += info.rows - held->rows;
     lacking +=
         (info.rows - held->rows) *
         (info.bytes / info.rows - std::min<uint64_t>(kRecordHeaderBytes, info.bytes / info.rows));
   }
-  const uint64_t free = node_->store_->FreeBytes();
+  const uint64_t free = state_.store().FreeBytes();
   if (lacking <= free) return Status::Ok();
   return {Code::kResourceExhausted,
           "version " + std::to_string(snapshot.version) + " has " + std::to_string(rows) +
@@ -710,29 +664,29 @@ Status Node::Sink::Reckon(const Manifest& snapshot) const {
 
 bool Node::Sink::MayFit() const {
   if (!lacked_at_) return true;
-  if (ssd_failed_ && node_->store_->SsdFailure().empty()) return true;
+  if (ssd_failed_ && state_.store().SsdFailure().empty()) return true;
   // A sixteenth more than there was: a bucket that left, a larger share.
-  return node_->store_->FreeBytes() > *lacked_at_ + *lacked_at_ / 16;
+  return state_.store().FreeBytes() > *lacked_at_ + *lacked_at_ / 16;
 }
 
 Status Node::Sink::Load(const std::string& snapshot, const std::stop_token& stop) {
   const Result<Manifest> manifest = ReadManifest(snapshot);
   if (!manifest.ok()) return manifest.status();
   const Manifest& found = manifest.value();
-  if (found.schema_id != node_->manifest_.schema_id) {
+  if (found.schema_id != state_.manifest().schema_id) {
     return {Code::kRejected, snapshot + " has another schema than the one that is loaded"};
   }
-  lacked_at_ = node_->store_->FreeBytes();
-  ssd_failed_ = !node_->store_->SsdFailure().empty();
+  lacked_at_ = state_.store().FreeBytes();
+  ssd_failed_ = !state_.store().SsdFailure().empty();
   EMBERTIDE_RETURN_IF_ERROR(Reckon(found));
-  auto info = std::make_shared<VersionInfo>(SnapshotVersion(node_->options_.publication, found));
+  auto info = std::make_shared<VersionInfo>(SnapshotVersion(state_.options().publication, found));
   auto weights = node_->SnapshotWeights(snapshot, found);
   if (!weights.ok()) return weights.status();
   info->weights = std::move(*weights);
   const auto take = [&]() -> Status {
-    for (uint32_t table = 0; table < node_->manifest_.tables.size(); ++table) {
-      for (uint32_t bucket = 0; bucket < node_->manifest_.tables[table].buckets(); ++bucket) {
-        if (!node_->store_->HeldSince(table, bucket)) continue;
+    for (uint32_t table = 0; table < state_.manifest().tables.size(); ++table) {
+      for (uint32_t bucket = 0; bucket < state_.manifest().tables[table].buckets(); ++bucket) {
+        if (!state_.store().HeldSince(table, bucket)) continue;
         if (stop.stop_requested()) return Ending();
         EMBERTIDE_RETURN_IF_ERROR(StageBucket(snapshot, found, table, bucket, stop));
       }
@@ -756,31 +710,21 @@ Status Node::Sink::Load(const std::string& snapshot, const std::stop_token& stop
 Status Node::Follow() {
   sink_ = std::make_unique<Sink>(this);
   FollowerOptions options;
-  options.bus = options_.bus;
-  options.publication = options_.publication;
-  options.model = manifest_.model;
-  options.node = options_.name;
-  options.guard = options_.guard;
-  options.tasks = tasks_.get();
+  options.bus = state_->options().bus;
+  options.publication = state_->options().publication;
+  options.model = manifest().model;
+  options.node = state_->options().name;
+  options.guard = state_->options().guard;
+  options.tasks = &state_->tasks();
   Result<std::unique_ptr<Follower>> follower = Follower::Start(options, sink_.get());
   if (!follower.ok()) return follower.status();
   follower_ = std::move(*follower);
   return Status::Ok();
 }
 
-std::shared_ptr<const VersionInfo> Node::served() const {
-  const std::shared_ptr<const Versions> known = versions();
-  if (gate_ != nullptr) {
-    auto found = known->find(gate_->served());
-    if (found == known->end()) found = known->find(gate_->next());
-    if (found != known->end()) return found->second;
-  }
-  return known->rbegin()->second;
-}
-
 std::optional<GuardStats> Node::guard_stats() const {
-  if (gate_ == nullptr) return std::nullopt;
-  return gate_->stats();
+  if (state_->gate() == nullptr) return std::nullopt;
+  return state_->gate()->stats();
 }
 
 std::string Node::follower_error() const {
@@ -798,11 +742,7 @@ RemoteLookupPtr Node::NewRemoteLookup() const {
 Status Node::Fetch(const Pinned& pinned, std::span<const BagFeature> features,
                    std::span<KeyBags> requests, Deadline deadline, RemoteLookup* remote,
                    FetchTerms terms) const {
-  const Deadline now = std::chrono::steady_clock::now();
-  const Deadline peers_until =
-      deadline == kNoDeadline ? now + options_.peer_timeout : now + (deadline - now) / 10 * 9;
-  return remote->Fetch(*fleet_->routing(), pinned.rows.version(), pinned.info->lineage, features,
-                       requests, peers_until, terms);
+  return remote->Fetch(pinned, features, requests, deadline, terms);
 }
 
 const FetchedRequest& Node::ResultOf(const RemoteLookup& remote, size_t request) {
@@ -812,12 +752,6 @@ const FetchedRequest& Node::ResultOf(const RemoteLookup& remote, size_t request)
 void Node::Release(RemoteLookup* remote) { remote->Release(); }
 
 bool Node::IsBehindPeers() const { return fleet_ != nullptr && fleet_->IsBehindPeers(); }
-
-void Node::NoteLatency(std::chrono::nanoseconds latency, size_t requests) const {
-  tasks_->StartMissing();
-  if (latency_ != nullptr) latency_->Note(latency, static_cast<uint32_t>(requests));
-  if (load_ != nullptr) load_->NoteAnswered(latency, requests);
-}
 
 void Node::RefreshPlan(Deadline deadline) const {
   if (fleet_ != nullptr) fleet_->RefreshPlan(deadline);

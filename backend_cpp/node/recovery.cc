@@ -192,11 +192,11 @@ Result<std::optional<Recovered>> OpenFromSeal(const NodeOptions& options, const 
 
 // --- writing
 
-Sealer::Sealer(const Node* node)
-    : node_(node),
+Sealer::Sealer(const NodeState* state)
+    : state_(state),
       due_(std::chrono::steady_clock::now() +
-           std::chrono::milliseconds(node->options().ssd_seal_interval_ms)),
-      task_({.name = "seals", .board = &node->task_board(), .own_pace = true},
+           std::chrono::milliseconds(state->options().ssd_seal_interval_ms)),
+      task_({.name = "seals", .board = &state->tasks(), .own_pace = true},
             [this](const std::stop_token& stop) { return SealOnce(stop); }) {}
 
 std::string Sealer::error() const {
@@ -208,28 +208,32 @@ std::string Sealer::error() const {
 // written in vain is a few times a seal at most; else when the next one is due.
 bool Sealer::HasMoreRoom() const {
   if (last_.code() != Code::kDeviceError) return false;
-  return RoomOf(node_->options().ssd_directory) > room_ + room_ / 4 + kLeastRoom;
+  return RoomOf(state_->options().ssd_directory) > room_ + room_ / 4 + kLeastRoom;
 }
 
 Status Sealer::SealOnce(const std::stop_token& stop) {
-  const std::chrono::milliseconds every(node_->options().ssd_seal_interval_ms);
+  const std::chrono::milliseconds every(state_->options().ssd_seal_interval_ms);
   if (!SleepFor(stop, std::min<std::chrono::nanoseconds>(every, kLookAtRoom))) return last_;
   if (std::chrono::steady_clock::now() < due_ && !HasMoreRoom()) return last_;
   due_ = std::chrono::steady_clock::now() + every;
-  const StoreStats stats = node_->store().Stats();
+  const StoreStats stats = state_->store().Stats();
   // The last one is as good as another would be, and keeps no room that rows have left.
   if (stats.seal.version == stats.newest_version && stats.seal.kept_bytes == 0) {
     return last_ = Status::Ok();
   }
   SealOptions seal;
-  seal.model = node_->manifest().model;
-  seal.schema_id = node_->manifest().schema_id;
-  seal.bytes_per_s = node_->options().ssd_seal_bytes_per_s;
-  seal.name = [this](uint64_t number) { return node_->NameOf(number); };
+  seal.model = state_->manifest().model;
+  seal.schema_id = state_->manifest().schema_id;
+  seal.bytes_per_s = state_->options().ssd_seal_bytes_per_s;
+  seal.name = [this](uint64_t number) -> std::optional<SealedVersion> {
+    const auto info = state_->InfoOf(number);
+    if (info == nullptr) return std::nullopt;
+    return SealedVersion{number, info->lineage, info->proof};
+  };
   seal.wait = [&stop](std::chrono::nanoseconds time) { return SleepFor(stop, time); };
-  last_ = node_->store_->Seal(seal);
+  last_ = state_->store().Seal(seal);
   due_ = std::chrono::steady_clock::now() + every;
-  if (!last_.ok()) room_ = RoomOf(node_->options().ssd_directory);
+  if (!last_.ok()) room_ = RoomOf(state_->options().ssd_directory);
   const MutexLock lock(mutex_);
   if (!stop.stop_requested()) error_ = last_.ok() ? "" : last_.ToString();
   return last_;

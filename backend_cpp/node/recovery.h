@@ -10,7 +10,7 @@
 
 #include "base/background_task.h"
 #include "base/mutex.h"
-#include "embertide/node.h"
+#include "node/node_state.h"
 
 namespace embertide {
 
@@ -39,8 +39,8 @@ Result<std::optional<Recovered>> OpenFromSeal(const NodeOptions& options, const 
 // A thread that seals the store again and again. Thread-safe.
 class Sealer {
  public:
-  // `node` outlives it.
-  explicit Sealer(const Node* node);
+  // `state` outlives it.
+  explicit Sealer(const NodeState* state);
   // Its end gives up the seal at hand; it waits for a slice of it at most.
   Sealer(const Sealer&) = delete;
   Sealer& operator=(const Sealer&) = delete;
@@ -53,7 +53,7 @@ class Sealer {
   // Whether there is more room than when the last seal found none.
   bool HasMoreRoom() const;
 
-  const Node* const node_;
+  const NodeState* const state_;
   mutable Mutex mutex_;
   std::string error_ EMBERTIDE_GUARDED_BY(mutex_);
   // --- the thread's

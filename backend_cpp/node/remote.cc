@@ -395,9 +395,18 @@ void RemoteLookup::Number(std::span<const KeyBags> requests, const Parts& parts)
   }
 }
 
-Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t lineage,
-                           std::span<const BagFeature> features, std::span<KeyBags> requests,
-                           Deadline deadline, FetchTerms terms) {
+Status RemoteLookup::Fetch(const Pinned& pinned, std::span<const BagFeature> features,
+                           std::span<KeyBags> requests, Deadline deadline, FetchTerms terms) {
+  const Deadline now = Clock::now();
+  const Deadline peers_until =
+      deadline == kNoDeadline ? now + options_.peer_timeout : now + (deadline - now) / 10 * 9;
+  return FetchBy(*options_.routing(), pinned.rows.version(), pinned.info->lineage, features,
+                 requests, peers_until, terms);
+}
+
+Status RemoteLookup::FetchBy(const Routing& routing, uint64_t version, uint64_t lineage,
+                             std::span<const BagFeature> features, std::span<KeyBags> requests,
+                             Deadline deadline, FetchTerms terms) {
   calls_.clear();
   rows_.clear();
   hot_keys_.clear();
@@ -454,7 +463,7 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
     BeginParts(routing, failed.size(), &parts);
     SplitAgain(routing, version, requests, failed, &parts);
   }
-  if (!unanswered_.empty() && terms.may_start_over && options_.epoch() != routing.epoch) {
+  if (!unanswered_.empty() && terms.may_start_over && options_.routing()->epoch != routing.epoch) {
     ++stats_->not_owner;
     return {Code::kNotOwner, "an owner did not answer, and there is a newer plan"};
   }

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -44,10 +45,12 @@ class RemoteLookup {
  public:
   struct Options {
     double max_degraded_share = 0;
+    // For the peers of a request whose caller names no deadline.
+    std::chrono::milliseconds peer_timeout{100};
     // The version that would be pinned now.
     std::function<uint64_t()> pinnable;
-    // Epoch of the plan that would be used now.
-    std::function<uint64_t()> epoch;
+    // The plan that would be used now.
+    std::function<std::shared_ptr<const Routing>()> routing;
     // Whether all that the plan of an epoch gives this node is held, at a version and later ones.
     std::function<bool(uint64_t epoch, uint64_t version)> holds;
     ReadObserver* observer = nullptr;  // OPTIONAL: told of keys that are not read here
@@ -62,13 +65,13 @@ class RemoteLookup {
         options_(std::move(options)),
         stats_(stats) {}
 
-  // Asks for what is not held at the version, until `deadline`, and sets `remote_of` and `remote`
-  // of each request, which hold until the next call. kVersionGone, kNotOwner, if `terms` allow
-  // them: pin again, with the newest plan, and start over. kResourceExhausted: the answers would be
-  // too large for one execution. Else ResultOf says what became of each request.
-  Status Fetch(const Routing& routing, uint64_t version, uint64_t lineage,
-               std::span<const BagFeature> features, std::span<KeyBags> requests, Deadline deadline,
-               FetchTerms terms);
+  // Asks for what is not held at the pin, for nine tenths of the time until `deadline`, and sets
+  // `remote_of` and `remote` of each request, which hold until the next call. kVersionGone,
+  // kNotOwner, if `terms` allow them: pin again, with the newest plan, and start over.
+  // kResourceExhausted: the answers would be too large for one execution. Else ResultOf says what
+  // became of each request.
+  Status Fetch(const Pinned& pinned, std::span<const BagFeature> features,
+               std::span<KeyBags> requests, Deadline deadline, FetchTerms terms);
   // Of a request of the last Fetch that was Ok.
   const FetchedRequest& ResultOf(size_t request) const { return results_[request]; }
   // The answers of the last Fetch were used: frees them, and all memory beyond what a usual
@@ -131,6 +134,9 @@ class RemoteLookup {
   using PassedOver = std::vector<std::optional<NoAnswer>>;
   using Clock = std::chrono::steady_clock;
 
+  Status FetchBy(const Routing& routing, uint64_t version, uint64_t lineage,
+                 std::span<const BagFeature> features, std::span<KeyBags> requests,
+                 Deadline deadline, FetchTerms terms);
   bool IsHere(const Routing::Bucket& planned, uint32_t table, uint32_t bucket,
               uint64_t version) const;
   Owner OwnerOf(const Routing& routing, const Wanted& wanted, int64_t key, uint64_t version) const;

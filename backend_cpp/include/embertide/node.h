@@ -13,7 +13,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <stop_token>
@@ -161,6 +160,7 @@ class LoadMeter;
 class FormerLayouts;
 class MadeColumns;
 class Mender;
+class NodeState;
 class Readiness;
 class RemoteLookup;
 class Sealer;
@@ -243,16 +243,16 @@ class Node {
   static Result<std::unique_ptr<Node>> Open(NodeOptions options);
   ~Node();
 
-  const NodeOptions& options() const { return options_; }
-  const Manifest& manifest() const { return manifest_; }
-  const std::vector<Feature>& features() const { return features_; }
+  const NodeOptions& options() const;
+  const Manifest& manifest() const;
+  const std::vector<Feature>& features() const;
   // The columns of a request that it can make itself (node/made_columns.h).
   const MadeColumns& made_columns() const { return *made_columns_; }
   // What requests carried before the model was changed (node/former_layouts.h).
   const FormerLayouts& former_layouts() const { return *former_layouts_; }
   // Sum of the features' dims: the width of a `lookup` answer when all features are pooled.
   uint32_t total_dim() const { return total_dim_; }
-  const Store& store() const { return *store_; }
+  const Store& store() const;
   // Epoch of the plan that it acts by; 1 for a node alone.
   uint64_t plan_epoch() const;
   // Pins the version that most live peers hold, not older than the last one pinned; the newest of
@@ -287,7 +287,7 @@ class Node {
   // All zeros for a node alone.
   FleetStats fleet_stats() const;
   // The newest version that this node holds.
-  std::shared_ptr<const VersionInfo> newest() const { return versions()->rbegin()->second; }
+  std::shared_ptr<const VersionInfo> newest() const;
   // The version that ordinary requests are answered at; with a guard, not the newest by far.
   std::shared_ptr<const VersionInfo> served() const;
   // Nullopt without a guard.
@@ -299,9 +299,7 @@ class Node {
   // Why the last seal could not be written; empty if it could.
   std::string seal_error() const;
   // Buckets, an attempt each, whose rows in bad blocks of the SSD could not be brought again.
-  uint64_t failed_mends() const { return failed_mends_; }
-  // What a seal calls a version; nullopt if it is not known (any more).
-  std::optional<SealedVersion> NameOf(uint64_t number) const;
+  uint64_t failed_mends() const;
   // Why it should not be sent requests: it has not caught up with what is published, or fell
   // behind; empty: it is ready. Looked at twice a second; one that is not ready answers all the
   // same.
@@ -314,24 +312,14 @@ class Node {
   // are among them.
   std::vector<TaskHealth> tasks() const;
   // Where who works for the node says how it is doing. Outlives all that the node has.
-  TaskBoard& task_board() const { return *tasks_; }
+  TaskBoard& task_board() const;
   // A program of one's own, for one thread. Errors are those of DenseProgram::Open.
   Result<std::unique_ptr<DenseProgram>> OpenProgram() const;
   // What is done to DENSE before the program; null: the program gets it as it is.
   const Transforms* transforms() const { return transforms_ ? &*transforms_ : nullptr; }
 
  private:
-  friend class Fleet;
-  friend class Mender;
-  friend class Sealer;
-  // Versions that a pin may name, and a few before them, by number.
-  using Versions = std::map<uint64_t, std::shared_ptr<const VersionInfo>>;
-
   Node();
-  std::shared_ptr<const Versions> versions() const {
-    const std::lock_guard lock(versions_mutex_);
-    return versions_;
-  }
   Status LoadBuckets();
   // What was taken from the seal is brought in line with the plan.
   Status DropUnplanned();
@@ -340,10 +328,6 @@ class Node {
   Status Follow();
   Result<std::shared_ptr<const DenseWeights>> LoadWeights(std::span<const std::byte> tensors) const;
   Status AddSnapshotVersion();
-  // Makes a version known, and the newest of the store.
-  Status CommitVersion(std::shared_ptr<const VersionInfo> info);
-  // The version of a pin that names none.
-  Result<ReadView> PinServed() const;
   void StartUpkeep();
   std::string SsdFull(const std::string& failure) const;
   Status Explained(Status status) const;
@@ -356,34 +340,20 @@ class Node {
   Status AddFirstVersion(VersionInfo info, std::shared_ptr<const DenseWeights> weights);
   Result<std::shared_ptr<const DenseWeights>> SnapshotWeights(const std::string& directory,
                                                               const Manifest& manifest) const;
-  // Makes `info` known; must come before the store's commit of it.
-  void AddVersion(std::shared_ptr<const VersionInfo> info);
 
-  NodeOptions options_;
-  std::unique_ptr<TaskBoard> tasks_;  // first: threads of what follows use it
-  Manifest manifest_;
-  std::vector<Feature> features_;
   std::unique_ptr<const MadeColumns> made_columns_;
   std::unique_ptr<const FormerLayouts> former_layouts_;
   uint32_t total_dim_ = 0;
   std::string program_path_;
   std::unique_ptr<DenseProgram> program_;  // proves weights; runs nothing
   std::optional<Transforms> transforms_;
-  std::unique_ptr<LoadMeter> load_;        // null for a node alone
-  std::unique_ptr<LatencyMeter> latency_;  // the same
-  std::unique_ptr<Store> store_;           // after load_, which it tells of reads
-  // Under a mutex, and not std::atomic: that of libstdc++ 12 ends a load without release, and so
-  // races with the next store (ThreadSanitizer finds it).
-  mutable std::mutex versions_mutex_;
-  std::shared_ptr<const Versions> versions_;
+  std::unique_ptr<NodeState> state_;                     // all that follows uses it
   std::vector<std::unique_ptr<BackgroundTask>> upkeep_;  // of the store
   class Sink;
   std::unique_ptr<Sink> sink_;
   std::string seal_refusal_;
   bool opened_from_seal_ = false;
-  std::atomic<bool> begun_{false};  // to answer
-  std::atomic<uint64_t> failed_mends_{0};
-  std::unique_ptr<VersionGate> gate_;     // null without a guard
+  std::atomic<bool> begun_{false};        // to answer
   std::unique_ptr<Fleet> fleet_;          // null: a node alone
   std::unique_ptr<Follower> follower_;    // it feeds the sink
   std::unique_ptr<Sealer> sealer_;        // null without an SSD tier, or without seals

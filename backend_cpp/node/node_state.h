@@ -1,0 +1,92 @@
+// NodeState: what a node serves and by what options: its model, its store, the versions that it
+// knows, its meters. It knows neither peers nor the publication.
+//
+// Owned by Node, which hands it to all that works for the node: Fleet and its parts, Sealer,
+// Mender. It outlives them.
+//
+// Thread-safe, with one exception: Commit belongs to the thread that applies versions, which is the
+// one that opens the node and later the follower's. versions_mutex_ guards the versions known; no
+// other lock is taken under it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "base/mutex.h"
+#include "embertide/node.h"
+
+namespace embertide {
+
+class NodeState {
+ public:
+  // Versions that a pin may name, and a few before them, by number.
+  using Versions = std::map<uint64_t, std::shared_ptr<const VersionInfo>>;
+  struct Parts {
+    NodeOptions options;
+    std::unique_ptr<TaskBoard> tasks;
+    Manifest manifest;
+    std::vector<Feature> features;
+    std::unique_ptr<VersionGate> gate;      // null without a guard
+    std::unique_ptr<LoadMeter> load;        // null for a node alone
+    std::unique_ptr<LatencyMeter> latency;  // the same
+    std::unique_ptr<Store> store;           // after load, which it tells of reads
+  };
+  explicit NodeState(Parts parts);
+  ~NodeState();
+  NodeState(const NodeState&) = delete;
+  NodeState& operator=(const NodeState&) = delete;
+
+  const NodeOptions& options() const { return parts_.options; }
+  const Manifest& manifest() const { return parts_.manifest; }
+  const std::vector<Feature>& features() const { return parts_.features; }
+  Store& store() const { return *parts_.store; }
+  TaskBoard& tasks() const { return *parts_.tasks; }
+  VersionGate* gate() const { return parts_.gate.get(); }         // null without a guard
+  LoadMeter* load() const { return parts_.load.get(); }           // null for a node alone
+  LatencyMeter* latency() const { return parts_.latency.get(); }  // the same
+
+  // Null before the first version.
+  std::shared_ptr<const Versions> versions() const {
+    const MutexLock lock(versions_mutex_);
+    return versions_;
+  }
+  // Null for a version that is not known (any more).
+  std::shared_ptr<const VersionInfo> InfoOf(uint64_t number) const;
+  // The newest version held. Requires: there is one, here and below.
+  std::shared_ptr<const VersionInfo> newest() const { return versions()->rbegin()->second; }
+  // The version that ordinary requests are answered at; with a guard, not the newest by far.
+  std::shared_ptr<const VersionInfo> served() const;
+  // Pins the version that ordinary requests are answered at.
+  Result<ReadView> PinServed() const;
+  // The same, or the version that `choose` makes of its number.
+  Result<Pinned> Pin(const std::function<uint64_t(uint64_t served)>& choose = nullptr) const;
+  // Makes a version known, and the newest of the store.
+  Status Commit(std::shared_ptr<const VersionInfo> info);
+
+  // `requests` were answered together, `latency` after work on them began. Never waits; counts
+  // nothing for a node alone.
+  void NoteLatency(std::chrono::nanoseconds latency, size_t requests) const;
+  // How the tasks of the node and those of the process are doing, by name.
+  std::vector<TaskHealth> AllTasks() const;
+  // Buckets, an attempt each, whose rows in bad blocks of the SSD could not be brought again.
+  uint64_t failed_mends() const { return failed_mends_; }
+  void NoteFailedMend() { ++failed_mends_; }
+
+ private:
+  // Makes `info` known; must come before the store's commit of it.
+  void AddVersion(std::shared_ptr<const VersionInfo> info);
+
+  Parts parts_;
+  // Under a mutex, and not std::atomic: that of libstdc++ 12 ends a load without release, and so
+  // races with the next store (ThreadSanitizer finds it).
+  mutable Mutex versions_mutex_;
+  std::shared_ptr<const Versions> versions_ EMBERTIDE_GUARDED_BY(versions_mutex_);
+  std::atomic<uint64_t> failed_mends_{0};
+};
+
+}  // namespace embertide
