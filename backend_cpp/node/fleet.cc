@@ -1,18 +1,14 @@
-// Joining, keeping the plan, adding and dropping buckets. What it answers is in answers.cc.
+// Joining, and keeping the plan. What it answers is in answers.cc.
 #include "node/fleet.h"
 
 #include <arpa/inet.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <exception>
 #include <optional>
 #include <thread>
 
 #include "access/address.h"
 #include "base/file.h"
-#include "base/task_faults.h"
 #include "base/thread_room.h"
 #include "bus/chain.h"
 #include "node/latency_meter.h"
@@ -27,19 +23,8 @@ constexpr milliseconds kLookAtEpoch{100};
 constexpr milliseconds kRedisTimeout{1000};
 constexpr milliseconds kRefreshWait{250};
 constexpr milliseconds kPeersFollow{2000};  // what peers get to reach a node that begins
-constexpr milliseconds kAddAgain{500};      // after an add that failed
-// Of a device's DDR, what a bucket that joins leaves free. A node that is full can take no version,
-// and then its peers can ask it for nothing.
-constexpr uint64_t kVersionRoom = 8;
-// What is answered at a pin that peers no longer take: longer than a request and five beats.
-constexpr milliseconds kPinsEnd{1000};
 constexpr size_t kMaxPlanBytes = 256 << 20;
-// How much nicer a thread that adds buckets is than those that answer: a tenth of their weight.
-// They get the core at once; on a machine without room it still comes to its end, which versions
-// wait for.
-constexpr int kNicer = 10;
 constexpr int kMostFailing = 16;  // tasks that a beat names
-const char* const kAdding = "adding-buckets";
 // Between attempts to write the plan's file.
 constexpr milliseconds kSaveAgain{1000};
 // Threads that gRPC starts by itself: of completion queues and of its pool, as many as it takes for
@@ -66,42 +51,10 @@ bool AreOfThisMachine(const std::string& addresses) {
   return true;
 }
 
-// Runs `work` on a thread of low priority and waits for it; on this thread if none can be started.
-// Rethrows what `work` throws.
-template <typename Work>
-void WithLowPriority(TaskReport* report, const Work& work) {
-  std::exception_ptr failure;
-  std::thread thread;
-  try {
-    FaultAt(kAdding, FaultPoint::kStart);
-    thread = std::thread([&work, &failure] {
-      const auto self = static_cast<id_t>(::gettid());
-      ::setpriority(PRIO_PROCESS, self, ::getpriority(PRIO_PROCESS, self) + kNicer);
-      try {
-        FaultAt(kAdding, FaultPoint::kRound);
-        work();
-      } catch (...) {
-        failure = std::current_exception();
-      }
-    });
-  } catch (const std::exception& error) {
-    report->NotStarted(error.what(), false);
-    work();
-    return;
-  }
-  thread.join();
-  if (failure == nullptr) return report->Good();
-  report->Failed("buckets could not be added; the task follower says why");
-  std::rethrow_exception(failure);
-}
-
 }  // namespace
 
 Fleet::Fleet(NodeState* state)
-    : state_(state),
-      plan_file_(state->options().plan_file),
-      reader_(state->manifest().model),
-      pace_(state->options().join_step_bytes, state->options().join_rest) {}
+    : state_(state), plan_file_(state->options().plan_file), reader_(state->manifest().model) {}
 
 Result<std::unique_ptr<Fleet>> Fleet::Join(NodeState* state) {
   std::unique_ptr<Fleet> fleet(new Fleet(state));
@@ -160,6 +113,11 @@ Status Fleet::Start() {
       [this] {
         const auto now = routing();
         return now == nullptr ? 0 : now->epoch;
+      });
+  mover_ = std::make_unique<BucketMover>(
+      state_, peers_.get(), [this] { return routing(); },
+      [this] {
+        if (control_ != nullptr) control_->BeatNow();
       });
   HotRows::Options hot;
   hot.bytes = options.hot_rows_bytes;
@@ -396,15 +354,11 @@ void Fleet::RefreshPlan(Deadline deadline) {
                    [&]() EMBERTIDE_REQUIRES(mutex_) { return stop_ || looks_ >= wanted; });
 }
 
-void Fleet::Note(const Status& status) {
-  const MutexLock lock(mutex_);
-  bucket_error_ = status.ok() ? "" : status.ToString();
-}
-
 std::string Fleet::error() const {
+  std::string bucket_error = mover_->bucket_error();
+  if (!bucket_error.empty()) return bucket_error;
   const MutexLock lock(mutex_);
-  if (!bucket_error_.empty()) return bucket_error_;
-  return error_.empty() ? share_error_ : error_;
+  return error_.empty() ? mover_->share_error() : error_;
 }
 
 // --- versions ------------------------------------------------------------------------------------
@@ -472,165 +426,16 @@ void Fleet::Committed() {
 std::unique_ptr<RemoteLookup> Fleet::NewRemoteLookup() {
   return std::make_unique<RemoteLookup>(
       state_->store(), state_->manifest(), peers_.get(), hot_.get(),
-      RemoteLookup::Options{state_->options().max_degraded_share, state_->options().peer_timeout,
-                            [this] {
-                              const Result<ReadView> view = state_->PinServed();
-                              return view.ok() ? PinnableVersion(view.value().version()) : 0;
-                            },
-                            [this] { return routing(); },
-                            [this](uint64_t epoch, uint64_t version) {
-                              return held_epoch_ == epoch && held_since_ <= version;
-                            },
-                            state_->load()},
+      RemoteLookup::Options{
+          state_->options().max_degraded_share, state_->options().peer_timeout,
+          [this] {
+            const Result<ReadView> view = state_->PinServed();
+            return view.ok() ? PinnableVersion(view.value().version()) : 0;
+          },
+          [this] { return routing(); },
+          [this](uint64_t epoch, uint64_t version) { return mover_->Holds(epoch, version); },
+          state_->load()},
       &remote_stats_);
-}
-
-// --- buckets -------------------------------------------------------------------------------------
-
-std::vector<Fleet::Change> Fleet::Missing(const Routing& routing) {
-  const Store& store = state_->store();
-  std::vector<Change> missing;
-  uint64_t held = 0;
-  for (uint32_t t = 0; t < routing.buckets.size(); ++t) {
-    for (uint32_t b = 0; b < routing.buckets[t].size(); ++b) {
-      const int32_t wanted = routing.buckets[t][b].device;
-      const auto device = store.DeviceOf(t, b);
-      if (wanted < 0) {
-        if (!device) continue;
-        if (state_->store().DropBucket(t, b).ok()) ++dropped_;
-        continue;
-      }
-      if (device) ++held;
-      if (device != static_cast<uint32_t>(wanted)) {
-        missing.push_back(
-            {t, b, static_cast<uint32_t>(wanted), device.has_value(), routing.buckets[t][b].owned});
-      }
-    }
-  }
-  held_ = held;
-  left_ = missing.size();
-  return missing;
-}
-
-void Fleet::FreeSuperseded() {
-  const uint64_t until = state_->store().SupersededUntil();
-  const auto now = std::chrono::steady_clock::now();
-  if (until == 0 || !peers_->HaveReached(until)) {
-    not_reached_ = now;
-  } else if (now - not_reached_ >= kPinsEnd) {
-    state_->store().Forget(until);
-  }
-}
-
-void Fleet::ShareDdr(const Routing& routing) {
-  if (routing.epoch == shared_epoch_) return;
-  shared_epoch_ = routing.epoch;
-  const Status status = state_->store().SetDdrShares(routing.shares);
-  if (!status.ok()) ++refused_shares_;
-  const MutexLock lock(mutex_);
-  share_error_ = status.ok() ? "" : status.ToString();
-}
-
-bool Fleet::AlignBuckets() {
-  FreeSuperseded();
-  const auto plan = routing();
-  if (plan->epoch == held_epoch_) return false;
-  ShareDdr(*plan);
-  const auto begun = std::chrono::steady_clock::now();
-  if (begun < add_again_) return false;
-  if (pace_.Rests(begun)) return true;
-  std::vector<Change> missing = Missing(*plan);
-  if (!missing.empty()) {
-    if (missing.size() > pace_.buckets()) missing.resize(pace_.buckets());
-    const uint64_t before = added_;
-    uint64_t bytes = 0;
-    WithLowPriority(state_->tasks().Of(kAdding), [&] { bytes = Add(missing); });
-    const auto now = std::chrono::steady_clock::now();
-    pace_.Note(added_ - before, bytes, now - begun, now);
-    missing = Missing(*plan);
-  }
-  if (!missing.empty()) return std::chrono::steady_clock::now() >= add_again_;
-  uint64_t since = 0;
-  for (uint32_t t = 0; t < plan->buckets.size(); ++t) {
-    for (uint32_t b = 0; b < plan->buckets[t].size(); ++b) {
-      if (plan->buckets[t][b].device < 0) continue;
-      since = std::max(since, state_->store().HeldSince(t, b).value_or(0));
-    }
-  }
-  Note(Status::Ok());
-  full_ = false;
-  held_since_ = since;
-  held_epoch_ = plan->epoch;
-  if (control_ != nullptr) control_->BeatNow();
-  return false;
-}
-
-Status Fleet::Hold(const Change& change, std::span<const std::byte> records) {
-  const NodeOptions& options = state_->options();
-  // What a plan relies on is held as far as there is any room.
-  const uint64_t leave_bytes =
-      change.owned ? 0 : options.ddr_budget_bytes / options.devices / kVersionRoom;
-  const Status status =
-      state_->store().AddBucket(change.table, change.bucket, change.device, records, leave_bytes);
-  full_ = status.code() == Code::kResourceExhausted;
-  if (status.ok()) ++added_;
-  return status;
-}
-
-uint64_t Fleet::AddHere(const Change& change) {
-  std::vector<std::byte> records;
-  Status status = Status::Ok();
-  {
-    const Result<ReadView> view = state_->store().PinNewest();
-    status = view.ok()
-                 ? state_->store().ExportBucket(view.value(), change.table, change.bucket, &records)
-                 : view.status();
-  }
-  if (status.ok()) {
-    status = Hold(change, records);
-  }
-  if (status.ok()) return records.size();
-  // Busy: an older move is not over; the next version, or the one after, ends it.
-  if (status.code() != Code::kBusy) ++failed_adds_;
-  Note(status);
-  add_again_ =
-      std::chrono::steady_clock::now() + (status.code() == Code::kBusy ? kLookAtEpoch : kAddAgain);
-  return 0;
-}
-
-uint64_t Fleet::Add(const std::vector<Change>& changes) {
-  uint64_t bytes = 0;
-  std::map<BucketId, Change> by_id;
-  for (const Change& change : changes) {
-    if (change.here) {
-      bytes += AddHere(change);
-    } else {
-      by_id[{state_->manifest().tables[change.table].id, change.bucket}] = change;
-    }
-  }
-  if (by_id.empty()) return bytes;
-  std::vector<BucketId> wanted;
-  wanted.reserve(by_id.size());
-  for (const auto& [id, change] : by_id) wanted.push_back(id);
-  const auto info = state_->InfoOf(state_->store().window().newest);
-  const VersionId at{info->number, info->lineage};
-  const auto rows = ReadBucketsAt(state_->options().publication, at, state_->manifest(), wanted,
-                                  &snapshot_manifest_);
-  Status status = rows.ok() ? Status::Ok() : rows.status();
-  if (rows.ok()) {
-    for (const auto& [id, records] : rows.value()) {
-      const Change& change = by_id.at(id);
-      status = Hold(change, records);
-      if (!status.ok()) break;
-      bytes += records.size();
-    }
-  }
-  if (status.ok()) return bytes;
-  // Files of the newest version may be a moment behind its commit; what is full may be given room.
-  ++failed_adds_;
-  Note(status);
-  add_again_ = std::chrono::steady_clock::now() + kAddAgain;
-  return bytes;
 }
 
 // --- the control plane ---------------------------------------------------------------------------
@@ -661,12 +466,13 @@ void Fleet::Beat(v1::HeartbeatRequest* beat) {
   const auto plan = routing();
   beat->set_plan_epoch(plan == nullptr ? 0 : plan->epoch);
   if (state_->versions() != nullptr) beat->set_staleness_ms(StalenessMs(*state_->served()));
+  const BucketMover::Progress& moved = mover_->progress();
   if (serving_) {
-    beat->set_held_epoch(held_epoch_);
-    beat->set_held_since(held_since_);
+    beat->set_held_epoch(moved.held_epoch);
+    beat->set_held_since(moved.held_since);
   }
-  beat->set_buckets_left(left_);
-  beat->set_full(full_);
+  beat->set_buckets_left(moved.left);
+  beat->set_full(moved.full);
   for (const TaskHealth& task : state_->AllTasks()) {
     if (task.failing && beat->failing_size() < kMostFailing) FillTask(task, beat->add_failing());
   }
@@ -697,13 +503,14 @@ FleetStats Fleet::stats() const {
   stats.redials = peers_->stats().redials;
   stats.refused_calls = server_ == nullptr ? 0 : server_->refused();
   stats.refused_plans = refused_plans_;
-  stats.refused_shares = refused_shares_;
-  stats.buckets_added = added_;
-  stats.buckets_dropped = dropped_;
-  stats.failed_adds = failed_adds_;
+  const BucketMover::Progress& moved = mover_->progress();
+  stats.refused_shares = moved.refused_shares;
+  stats.buckets_added = moved.added;
+  stats.buckets_dropped = moved.dropped;
+  stats.failed_adds = moved.failed_adds;
   stats.peers_alive = peers_->Alive();
-  stats.buckets_held = held_;
-  stats.buckets_left = left_;
+  stats.buckets_held = moved.held;
+  stats.buckets_left = moved.left;
   return stats;
 }
 

@@ -19,10 +19,9 @@
 
 #include "base/background_task.h"
 #include "base/mutex.h"
-#include "bus/chain.h"
 #include "bus/redis.h"
+#include "node/bucket_mover.h"
 #include "node/hot_rows.h"
-#include "node/join_pace.h"
 #include "node/miss_meter.h"
 #include "node/node_state.h"
 #include "node/plan_reader.h"
@@ -65,14 +64,13 @@ class Fleet : public NodeHandler {
   FleetStats stats() const;
   const std::string& address() const { return address_; }
   // Every bucket of the newest plan is held.
-  bool Aligned() const { return routing()->epoch == held_epoch_; }
+  bool Aligned() const { return routing()->epoch == mover_->progress().held_epoch; }
   // Why a bucket or a plan could not be taken; empty while all is well.
   std::string error() const;
   // A version was committed.
   void Committed();
-  // Adds or drops a few buckets towards what the plan says, at the pace of JoinPace; true if there
-  // is more to do.
-  bool AlignBuckets();
+  // See BucketMover::Align.
+  bool AlignBuckets() { return mover_->Align(); }
 
   Status Lookup(const v1::LookupRequest& request, v1::LookupResponse* response) override;
   // Its latency counts in the p99 of the beats, as that of Triton's requests does.
@@ -83,14 +81,6 @@ class Fleet : public NodeHandler {
   Status Explain(const v1::ExplainRequest& request, v1::ExplainResponse* response) override;
 
  private:
-  struct Change {
-    uint32_t table;
-    uint32_t bucket;
-    uint32_t device;
-    bool here;   // from another device of this node
-    bool owned;  // here, by the plan; else it joins
-  };
-
   explicit Fleet(NodeState* state);
   Status Start();
   // What a pin takes now, where `newest` is the newest version that may be pinned here.
@@ -105,17 +95,6 @@ class Fleet : public NodeHandler {
   v1::Node Self() const;
   v1::VersionRange Range() const;
   void Beat(v1::HeartbeatRequest* beat);
-  std::vector<Change> Missing(const Routing& routing);
-  // Gives tables the shares of DDR that a plan says, once a plan. A refusal is noted and counted;
-  // the shares given before hold on.
-  void ShareDdr(const Routing& routing);
-  // Frees copies of buckets that moved between devices here, once no node can pin what they answer.
-  void FreeSuperseded();
-  // Both tell how many bytes of rows they brought.
-  uint64_t Add(const std::vector<Change>& changes);
-  uint64_t AddHere(const Change& change);
-  Status Hold(const Change& change, std::span<const std::byte> records);
-  void Note(const Status& status);
   struct AnswerView {
     std::unique_ptr<ReadView> view;  // of the version below, once there is one
     uint64_t number = 0;
@@ -158,37 +137,19 @@ class Fleet : public NodeHandler {
   std::shared_ptr<const Routing> routing_ EMBERTIDE_GUARDED_BY(mutex_);
   // Of the last look at the plan.
   std::string error_ EMBERTIDE_GUARDED_BY(mutex_);
-  // Why the newest plan's shares were refused; empty: they were not.
-  std::string share_error_ EMBERTIDE_GUARDED_BY(mutex_);
-  // Of the last bucket that could not be added; empty once all are held.
-  std::string bucket_error_ EMBERTIDE_GUARDED_BY(mutex_);
   Mutex adopt_mutex_;
-  JoinPace pace_;
-  LastManifest snapshot_manifest_;
 
   std::atomic<bool> started_{false};  // address_ and what follows below are there
   std::atomic<bool> serving_{false};
   std::atomic<uint64_t> floor_{0};
-  std::atomic<uint64_t> held_epoch_{0};
-  std::atomic<uint64_t> held_since_{0};
-  std::atomic<uint64_t> left_{0};
-  std::atomic<uint64_t> held_{0};
-  std::atomic<uint64_t> added_{0};
-  std::atomic<uint64_t> dropped_{0};
-  std::atomic<uint64_t> failed_adds_{0};
-  std::atomic<bool> full_{false};  // the last bucket found no room
   std::atomic<uint64_t> refused_plans_{0};
-  uint64_t shared_epoch_ = 0;  // plan whose shares were looked at
-  std::atomic<uint64_t> refused_shares_{0};
-  std::chrono::steady_clock::time_point add_again_;    // after a failure
-  std::chrono::steady_clock::time_point not_reached_;  // a peer was seen below SupersededUntil
-
   Mutex curves_mutex_;
   std::vector<MissCurve> curves_ EMBERTIDE_GUARDED_BY(curves_mutex_);
   std::optional<std::chrono::steady_clock::time_point> curves_made_
       EMBERTIDE_GUARDED_BY(curves_mutex_);
 
   std::unique_ptr<PeerPool> peers_;
+  std::unique_ptr<BucketMover> mover_;
   std::unique_ptr<HotRows> hot_;
   std::unique_ptr<NodeServer> server_;
   std::unique_ptr<ControlLink> control_;

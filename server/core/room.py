@@ -11,7 +11,8 @@ from typing import Generic, TypeVar
 from embertide.server.core.plan.names import Device, NamedMove
 
 # Share of a budget, in bytes of buckets as nodes report them. Versions, rows that they changed
-# and pages that are not full come to a tenth more, and a node keeps an eighth free (fleet.cc).
+# and pages that are not full come to a tenth more, and a node keeps an eighth free
+# (bucket_mover.cc).
 MOVING = 0.75
 
 
