@@ -161,8 +161,7 @@ Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* respo
   if (!request.asker().empty() && request.asker_versions().has_newest()) {
     peers_->OnVersionHint(request.asker(), request.asker_versions());
   }
-  const auto plan = routing();
-  response->set_plan_epoch(plan == nullptr ? 0 : plan->epoch);
+  response->set_plan_epoch(plan_->epoch());
   *response->mutable_versions() = Range();
   if (request.parts().empty()) return Status::Ok();
   if (!serving_) return {Code::kUnavailable, "loading, or shutting down"};
@@ -315,8 +314,7 @@ Status Fleet::GetStatus(v1::NodeServiceGetStatusResponse* response) {
   if (!started_) return {Code::kUnavailable, "starting"};
   *response->mutable_node() = Self();
   *response->mutable_versions() = Range();
-  const auto plan = routing();
-  response->set_plan_epoch(plan == nullptr ? 0 : plan->epoch);
+  response->set_plan_epoch(plan_->epoch());
   if (response->versions().has_newest()) {
     const auto info = state_->served();
     response->mutable_newest_pinned()->set_number(info->number);

@@ -1,4 +1,4 @@
-// Joining, and keeping the plan. What it answers is in answers.cc.
+// Joining and leaving. What it answers is in answers.cc.
 #include "node/fleet.h"
 
 #include <arpa/inet.h>
@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "access/address.h"
-#include "base/file.h"
 #include "base/thread_room.h"
 #include "bus/chain.h"
 #include "node/latency_meter.h"
@@ -19,19 +18,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLookAtEpoch{100};
-constexpr milliseconds kRedisTimeout{1000};
-constexpr milliseconds kRefreshWait{250};
 constexpr milliseconds kPeersFollow{2000};  // what peers get to reach a node that begins
-constexpr size_t kMaxPlanBytes = 256 << 20;
-constexpr int kMostFailing = 16;  // tasks that a beat names
-// Between attempts to write the plan's file.
-constexpr milliseconds kSaveAgain{1000};
+constexpr int kMostFailing = 16;            // tasks that a beat names
 // Threads that gRPC starts by itself: of completion queues and of its pool, as many as it takes for
 // so many cores, and for timers, names and connections.
 constexpr size_t kGrpcThreads = 6;
 constexpr size_t kGrpcPools = 2;
-constexpr milliseconds kSaveAgainMost{5000};
 
 // Whether nobody but this machine reaches an address, host:port.
 bool IsOfThisMachine(const std::string& address) {
@@ -53,8 +45,7 @@ bool AreOfThisMachine(const std::string& addresses) {
 
 }  // namespace
 
-Fleet::Fleet(NodeState* state)
-    : state_(state), plan_file_(state->options().plan_file), reader_(state->manifest().model) {}
+Fleet::Fleet(NodeState* state) : state_(state) {}
 
 Result<std::unique_ptr<Fleet>> Fleet::Join(NodeState* state) {
   std::unique_ptr<Fleet> fleet(new Fleet(state));
@@ -78,7 +69,6 @@ Status Fleet::Start() {
   }
   Result<RedisAddress> state = ParseRedisUrl(options.state);
   if (!state.ok()) return state.status();
-  redis_address_ = std::move(*state);
   const std::optional<Address> peer = SplitAddress(options.peer_address);
   if (!peer || peer->host.empty()) {
     return {Code::kInvalidArgument,
@@ -108,12 +98,13 @@ Status Fleet::Start() {
   pool.tokens = tokens.value();
   pool.credentials = credentials.value();
   pool.tasks = &state_->tasks();
-  peers_ = std::make_unique<PeerPool>(
-      std::move(pool), [this] { return Range(); },
+  plan_ = std::make_unique<PlanKeeper>(
+      state_, std::move(*state), [this](const Routing& routing) { SetPeers(routing); },
       [this] {
-        const auto now = routing();
-        return now == nullptr ? 0 : now->epoch;
+        if (control_ != nullptr) control_->BeatNow();
       });
+  peers_ = std::make_unique<PeerPool>(
+      std::move(pool), [this] { return Range(); }, [this] { return plan_->epoch(); });
   mover_ = std::make_unique<BucketMover>(
       state_, peers_.get(), [this] { return routing(); },
       [this] {
@@ -180,39 +171,16 @@ Status Fleet::Start() {
     control_ = std::make_unique<ControlLink>(std::move(link), std::move(registration),
                                              [this](v1::HeartbeatRequest* beat) { Beat(beat); });
   }
-  keeper_ = std::make_unique<BackgroundTask>(
-      TaskOptions{.name = "plan-keeper", .board = &state_->tasks(), .own_pace = true},
-      [this](const std::stop_token& stop) { return Keep(stop); });
-  return AwaitPlan();
+  return plan_->Start([this] { return control_ == nullptr ? "" : control_->refusal(); });
 }
 
-// A plan on disk serves where `state` is away; a newer one from there replaces it.
-Status Fleet::AwaitPlan() {
-  const auto deadline = std::chrono::steady_clock::now() + state_->options().plan_wait;
-  while (std::chrono::steady_clock::now() < deadline) {
-    if (state_->options().stop.stop_requested()) return {Code::kUnavailable, "the node is ending"};
-    std::string error;
-    state_->tasks().StartMissing();
-    {
-      MutexLock lock(mutex_);
-      if (routing_ != nullptr) return Status::Ok();
-      wake_.wait_for(lock, kLookAtEpoch);
-      error = error_;
-    }
-    if (control_ != nullptr && !control_->refusal().empty()) {
-      return {Code::kRejected, control_->refusal()};
-    }
-    if (!plan_file_.empty() && !error.empty() && routing() == nullptr) {
-      if (AdoptFile().ok()) return Status::Ok();
-    }
+void Fleet::SetPeers(const Routing& routing) {
+  std::vector<PeerPool::Address> peers;
+  peers.reserve(routing.peers.size());
+  for (const Routing::Peer& peer : routing.peers) {
+    peers.push_back({peer.name, peer.address, peer.spare});
   }
-  const MutexLock lock(mutex_);
-  return {
-      Code::kUnavailable,
-      "no plan for model \"" + state_->manifest().model + "\" came from " +
-          (error_.empty() ? "the state store: is the control plane up, and are all nodes that it "
-                            "expects?"
-                          : "the state store: " + error_)};
+  peers_->SetPeers(peers);
 }
 
 void Fleet::Serve() {
@@ -244,12 +212,7 @@ void Fleet::Leave() {
 // Who calls ends before what is called.
 Fleet::~Fleet() {
   Leave();
-  {
-    const MutexLock lock(mutex_);
-    stop_ = true;
-  }
-  wake_.notify_all();
-  keeper_.reset();
+  if (plan_ != nullptr) plan_->Stop();
   control_.reset();
   server_.reset();
   if (peers_ != nullptr) peers_->TellNews(nullptr);
@@ -257,108 +220,11 @@ Fleet::~Fleet() {
   peers_.reset();
 }
 
-// --- the plan ------------------------------------------------------------------------------------
-
-Status Fleet::Keep(const std::stop_token& stop) {
-  Status status = LookAtPlan();
-  if (status.code() == Code::kDeviceError) redis_.reset();
-  if (status.ok()) status = SavePlan();
-  MutexLock lock(mutex_);
-  error_ = status.ok() ? "" : status.ToString();
-  ++looks_;
-  looks_wanted_ = std::max(looks_wanted_, looks_);
-  wake_.notify_all();
-  wake_.wait_for(lock, stop, kLookAtEpoch,
-                 [this]() EMBERTIDE_REQUIRES(mutex_) { return looks_wanted_ > looks_; });
-  return status;
-}
-
-// A full plan folder must not drop a healthy Redis connection: the node follows a plan that it
-// cannot write, and writes it later.
-Status Fleet::SavePlan() {
-  if (unsaved_plan_.empty()) return Status::Ok();
-  if (std::chrono::steady_clock::now() < save_again_) return saved_;
-  Status written = WriteFileAtomically(plan_file_, std::as_bytes(std::span(unsaved_plan_)));
-  saved_ = written;
-  if (written.ok()) {
-    unsaved_plan_.clear();
-    save_back_off_ = milliseconds(0);
-    return written;
-  }
-  saved_ = {written.code(), "the plan cannot be kept, and is used all the same: " +
-                                written.message() + "; give plan_file a folder with room"};
-  save_back_off_ = std::clamp(2 * save_back_off_, kSaveAgain, kSaveAgainMost);
-  save_again_ = std::chrono::steady_clock::now() + save_back_off_;
-  return saved_;
-}
-
-Status Fleet::LookAtPlan() {
-  if (redis_ == nullptr) {
-    Result<std::unique_ptr<RedisConnection>> opened =
-        RedisConnection::Open(redis_address_, kRedisTimeout);
-    if (!opened.ok()) return opened.status();
-    redis_ = std::move(*opened);
-  }
-  const auto have = routing();
-  const auto plan = reader_.Read(redis_.get(), have == nullptr ? 0 : have->epoch);
-  if (!plan.ok()) return plan.status();
-  if (!plan.value()) return Status::Ok();
-  EMBERTIDE_RETURN_IF_ERROR(ApplyPlan(*plan.value()));
-  if (plan_file_.empty()) return Status::Ok();
-  unsaved_plan_ = plan.value()->SerializeAsString();
-  save_again_ = {};
-  return Status::Ok();
-}
-
-Status Fleet::AdoptFile() {
-  const Result<std::string> kept = ReadWholeFile(plan_file_, kMaxPlanBytes);
-  if (!kept.ok()) return kept.status();
-  v1::Plan plan;
-  if (!plan.ParseFromString(kept.value())) return {Code::kCorrupt, plan_file_ + " is no Plan"};
-  return ApplyPlan(plan);
-}
-
-Status Fleet::ApplyPlan(const v1::Plan& plan) {
-  Result<std::shared_ptr<const Routing>> made =
-      MakeRouting(plan, state_->manifest(), state_->options().name);
-  if (!made.ok()) {
-    ++refused_plans_;
-    return made.status();
-  }
-  // One plan at a time: the one kept on disk must not come after a newer one.
-  const MutexLock adopting(adopt_mutex_);
-  const auto before = routing();
-  if (before != nullptr && before->epoch >= made.value()->epoch) return Status::Ok();
-  std::vector<PeerPool::Address> peers;
-  for (const Routing::Peer& peer : made.value()->peers) {
-    peers.push_back({peer.name, peer.address, peer.spare});
-  }
-  peers_->SetPeers(peers);
-  {
-    const MutexLock lock(mutex_);
-    routing_ = std::move(*made);
-  }
-  wake_.notify_all();
-  if (control_ != nullptr) control_->BeatNow();
-  return Status::Ok();
-}
-
-void Fleet::RefreshPlan(Deadline deadline) {
-  MutexLock lock(mutex_);
-  // One that begins now: the one under way may have read before the plan was written.
-  const uint64_t wanted = looks_ + 2;
-  looks_wanted_ = std::max(looks_wanted_, wanted);
-  wake_.notify_all();
-  const Deadline until = std::min(DeadlineAfter(kRefreshWait), deadline);
-  wake_.wait_until(lock, until,
-                   [&]() EMBERTIDE_REQUIRES(mutex_) { return stop_ || looks_ >= wanted; });
-}
-
 std::string Fleet::error() const {
   std::string bucket_error = mover_->bucket_error();
   if (!bucket_error.empty()) return bucket_error;
-  const MutexLock lock(mutex_);
-  return error_.empty() ? mover_->share_error() : error_;
+  std::string plan_error = plan_->error();
+  return plan_error.empty() ? mover_->share_error() : plan_error;
 }
 
 // --- versions ------------------------------------------------------------------------------------
@@ -463,8 +329,7 @@ v1::Node Fleet::Self() const {
 
 void Fleet::Beat(v1::HeartbeatRequest* beat) {
   *beat->mutable_versions() = Range();
-  const auto plan = routing();
-  beat->set_plan_epoch(plan == nullptr ? 0 : plan->epoch);
+  beat->set_plan_epoch(plan_->epoch());
   if (state_->versions() != nullptr) beat->set_staleness_ms(StalenessMs(*state_->served()));
   const BucketMover::Progress& moved = mover_->progress();
   if (serving_) {
@@ -502,7 +367,7 @@ FleetStats Fleet::stats() const {
   stats.peer_deaths = peers_->stats().deaths;
   stats.redials = peers_->stats().redials;
   stats.refused_calls = server_ == nullptr ? 0 : server_->refused();
-  stats.refused_plans = refused_plans_;
+  stats.refused_plans = plan_->refused_plans();
   const BucketMover::Progress& moved = mover_->progress();
   stats.refused_shares = moved.refused_shares;
   stats.buckets_added = moved.added;

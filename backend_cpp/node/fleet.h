@@ -9,7 +9,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,14 +16,12 @@
 #include <string>
 #include <vector>
 
-#include "base/background_task.h"
 #include "base/mutex.h"
-#include "bus/redis.h"
 #include "node/bucket_mover.h"
 #include "node/hot_rows.h"
 #include "node/miss_meter.h"
 #include "node/node_state.h"
-#include "node/plan_reader.h"
+#include "node/plan_keeper.h"
 #include "node/remote.h"
 #include "node/routing.h"
 #include "peer/control_link.h"
@@ -49,10 +46,7 @@ class Fleet : public NodeHandler {
   // Calls are refused from now on, and the control plane is told nothing more.
   void Leave();
 
-  std::shared_ptr<const Routing> routing() const {
-    const MutexLock lock(mutex_);
-    return routing_;
-  }
+  std::shared_ptr<const Routing> routing() const { return plan_->routing(); }
   // Pins, of the versions that may still be pinned, from the last one pinned on, the one that most
   // live peers have, and the newest of those. Peers that are behind what was pinned last cannot
   // hold it back.
@@ -60,7 +54,7 @@ class Fleet : public NodeHandler {
   // Most live peers begin after the newest version here.
   bool IsBehindPeers() const;
   std::unique_ptr<RemoteLookup> NewRemoteLookup();
-  void RefreshPlan(Deadline deadline);
+  void RefreshPlan(Deadline deadline) { plan_->RefreshPlan(deadline); }
   FleetStats stats() const;
   const std::string& address() const { return address_; }
   // Every bucket of the newest plan is held.
@@ -86,12 +80,7 @@ class Fleet : public NodeHandler {
   // What a pin takes now, where `newest` is the newest version that may be pinned here.
   uint64_t PinnableVersion(uint64_t newest) const;
   void NotePin(uint64_t version);
-  Status Keep(const std::stop_token& stop);
-  Status SavePlan();
-  Status LookAtPlan();
-  Status ApplyPlan(const v1::Plan& plan);
-  Status AdoptFile();
-  Status AwaitPlan();
+  void SetPeers(const Routing& routing);
   v1::Node Self() const;
   v1::VersionRange Range() const;
   void Beat(v1::HeartbeatRequest* beat);
@@ -116,44 +105,27 @@ class Fleet : public NodeHandler {
   static uint64_t StalenessMs(const VersionInfo& version);
 
   NodeState* state_;
-  const std::string plan_file_;
-  RedisAddress redis_address_;
-  std::unique_ptr<RedisConnection> redis_;  // the keeper's
-  PlanReader reader_;                       // the same
-  std::string unsaved_plan_;                // the same: for plan_file_, which could not be written
-  Status saved_ = Status::Ok();             // why not
-  std::chrono::milliseconds save_back_off_{0};
-  std::chrono::steady_clock::time_point save_again_;
   std::string address_;  // where peers reach this node
   mutable RemoteStats remote_stats_;
 
   mutable Mutex mutex_;
-  std::condition_variable_any wake_;
-  bool stop_ EMBERTIDE_GUARDED_BY(mutex_) = false;
   bool ready_ EMBERTIDE_GUARDED_BY(mutex_) = false;
-  // Looks at the plan that are done; and how many are wanted, if more: one is due now.
-  uint64_t looks_ EMBERTIDE_GUARDED_BY(mutex_) = 0;
-  uint64_t looks_wanted_ EMBERTIDE_GUARDED_BY(mutex_) = 0;
-  std::shared_ptr<const Routing> routing_ EMBERTIDE_GUARDED_BY(mutex_);
-  // Of the last look at the plan.
-  std::string error_ EMBERTIDE_GUARDED_BY(mutex_);
-  Mutex adopt_mutex_;
 
   std::atomic<bool> started_{false};  // address_ and what follows below are there
   std::atomic<bool> serving_{false};
   std::atomic<uint64_t> floor_{0};
-  std::atomic<uint64_t> refused_plans_{0};
+
   Mutex curves_mutex_;
   std::vector<MissCurve> curves_ EMBERTIDE_GUARDED_BY(curves_mutex_);
   std::optional<std::chrono::steady_clock::time_point> curves_made_
       EMBERTIDE_GUARDED_BY(curves_mutex_);
 
+  std::unique_ptr<PlanKeeper> plan_;
   std::unique_ptr<PeerPool> peers_;
   std::unique_ptr<BucketMover> mover_;
   std::unique_ptr<HotRows> hot_;
   std::unique_ptr<NodeServer> server_;
   std::unique_ptr<ControlLink> control_;
-  std::unique_ptr<BackgroundTask> keeper_;
 };
 
 }  // namespace embertide
