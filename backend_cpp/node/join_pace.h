@@ -5,8 +5,8 @@
 // those of the step before; one bucket, if that is larger. A step that took more than 10 ms is
 // followed by one of half as many: no version is taken meanwhile, and a request may wait for the
 // core. After each, the node rests as long as it took, unless told otherwise: the join has half of
-// a core where the machine has room. Steps run at a low priority (bucket_mover.cc), so where it has none
-// they take longer, and the join has a few hundredths of a core. Used by one thread.
+// a core where the machine has room. Steps run at a low priority (bucket_mover.cc), so where it has
+// none they take longer, and the join has a few hundredths of a core. Used by one thread.
 #pragma once
 
 #include <algorithm>

@@ -314,7 +314,7 @@ std::string Node::FindWhyNotReady(const VersionId& at_start) const {
            ", the newest here";
   }
   // No reason to wait with beginning: its group becomes whole only once it takes part.
-  if (begun_ && fleet_ != nullptr && !IsWhole(fleet_->routing()->plan, options().group)) {
+  if (begun_ && fleet_ != nullptr && !IsWhole(fleet_->plan().routing()->plan, options().group)) {
     return "group " + std::to_string(options().group) + " does not own every bucket";
   }
   const std::vector<VersionId> newer =
@@ -362,7 +362,7 @@ Node::~Node() {
 
 Status Node::DropUnplanned() {
   if (fleet_ == nullptr) return Status::Ok();
-  const auto plan = fleet_->routing();
+  const auto plan = fleet_->plan().routing();
   for (uint32_t t = 0; t < plan->buckets.size(); ++t) {
     for (uint32_t b = 0; b < plan->buckets[t].size(); ++b) {
       if (plan->buckets[t][b].device >= 0) continue;
@@ -377,7 +377,7 @@ Status Node::LoadBuckets() {
   std::map<std::string, uint32_t> tables;
   for (uint32_t t = 0; t < manifest().tables.size(); ++t) tables[manifest().tables[t].name] = t;
   if (fleet_ != nullptr) {
-    const auto plan = fleet_->routing();
+    const auto plan = fleet_->plan().routing();
     for (uint32_t t = 0; t < plan->buckets.size(); ++t) {
       for (uint32_t b = 0; b < plan->buckets[t].size(); ++b) {
         const int32_t device = plan->buckets[t][b].device;
@@ -493,7 +493,9 @@ Status Node::AddFirstVersion(VersionInfo info, std::shared_ptr<const DenseWeight
 
 std::string Node::seal_error() const { return sealer_ == nullptr ? "" : sealer_->error(); }
 
-Result<Pinned> Node::Pin() const { return fleet_ == nullptr ? state_->Pin() : fleet_->Pin(); }
+Result<Pinned> Node::Pin() const {
+  return fleet_ == nullptr ? state_->Pin() : fleet_->versions().Pin();
+}
 
 Result<Pinned> Node::Pin(uint64_t version) const {
   Result<ReadView> view = state_->store().Pin(version);
@@ -527,7 +529,7 @@ class Node::Sink : public VersionSink {
   bool Holds(uint32_t table_id, uint32_t bucket) const override;
   bool OnIdle() override {
     if (state_.gate() != nullptr) state_.gate()->Tick(std::chrono::steady_clock::now());
-    return node_->fleet_ != nullptr && node_->fleet_->AlignBuckets();
+    return node_->fleet_ != nullptr && node_->fleet_->mover().Align();
   }
   void SetPromotion(const Promotion& record) override { state_.gate()->SetRecord(record); }
   bool MayTake(uint64_t number) override {
@@ -732,7 +734,9 @@ std::string Node::follower_error() const {
   return error.empty() && fleet_ != nullptr ? fleet_->error() : error;
 }
 
-uint64_t Node::plan_epoch() const { return fleet_ == nullptr ? 1 : fleet_->routing()->epoch; }
+uint64_t Node::plan_epoch() const {
+  return fleet_ == nullptr ? 1 : fleet_->plan().routing()->epoch;
+}
 
 RemoteLookupPtr Node::NewRemoteLookup() const {
   return {fleet_ == nullptr ? nullptr : fleet_->NewRemoteLookup().release(),
@@ -751,15 +755,17 @@ const FetchedRequest& Node::ResultOf(const RemoteLookup& remote, size_t request)
 
 void Node::Release(RemoteLookup* remote) { remote->Release(); }
 
-bool Node::IsBehindPeers() const { return fleet_ != nullptr && fleet_->IsBehindPeers(); }
+bool Node::IsBehindPeers() const { return fleet_ != nullptr && fleet_->versions().IsBehindPeers(); }
 
 void Node::RefreshPlan(Deadline deadline) const {
-  if (fleet_ != nullptr) fleet_->RefreshPlan(deadline);
+  if (fleet_ != nullptr) fleet_->plan().RefreshPlan(deadline);
 }
 
-std::string Node::address() const { return fleet_ == nullptr ? "" : fleet_->address(); }
+std::string Node::address() const { return fleet_ == nullptr ? "" : fleet_->report().address(); }
 
-FleetStats Node::fleet_stats() const { return fleet_ == nullptr ? FleetStats() : fleet_->stats(); }
+FleetStats Node::fleet_stats() const {
+  return fleet_ == nullptr ? FleetStats() : fleet_->report().Counters();
+}
 
 const FollowerStats* Node::follower_stats() const {
   return follower_ == nullptr ? nullptr : &follower_->stats();

@@ -65,11 +65,11 @@ class RemoteLookup {
         options_(std::move(options)),
         stats_(stats) {}
 
-  // Asks for what is not held at the pin, for nine tenths of the time until `deadline`, and sets
-  // `remote_of` and `remote` of each request, which hold until the next call. kVersionGone,
-  // kNotOwner, if `terms` allow them: pin again, with the newest plan, and start over.
-  // kResourceExhausted: the answers would be too large for one execution. Else ResultOf says what
-  // became of each request.
+  // Asks for what is not held at the pin, and sets `remote_of` and `remote` of each request, which
+  // hold until the next call. Peers get nine tenths of the time until `deadline`, or peer_timeout
+  // where there is none. kVersionGone, kNotOwner, if `terms` allow them: pin again, with the newest
+  // plan, and start over. kResourceExhausted: the answers would be too large for one execution.
+  // Else ResultOf says what became of each request.
   Status Fetch(const Pinned& pinned, std::span<const BagFeature> features,
                std::span<KeyBags> requests, Deadline deadline, FetchTerms terms);
   // Of a request of the last Fetch that was Ok.
