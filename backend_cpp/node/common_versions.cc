@@ -26,7 +26,8 @@ v1::VersionRange CommonVersions::Range() const {
 }
 
 Result<Pinned> CommonVersions::Pin() {
-  Result<Pinned> pinned = state_->Pin([this](uint64_t served) { return PinnableVersion(served); });
+  Result<Pinned> pinned =
+      state_->PinChosen([this](uint64_t served) { return PinnableVersion(served); });
   if (pinned.ok()) NotePin(pinned->info->number);
   return pinned;
 }

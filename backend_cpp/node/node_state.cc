@@ -32,33 +32,11 @@ std::shared_ptr<const VersionInfo> NodeState::served() const {
   return known->rbegin()->second;
 }
 
-Result<ReadView> NodeState::PinServed() const {
-  if (gate() == nullptr) return store().PinNewest();
+Result<ReadView> NodeState::PinGated() const {
   Result<ReadView> view = store().Pin(gate()->served());
   // Pushed out by a version that may be seen, and is about to be the served one.
   if (!view.ok()) view = store().Pin(gate()->next());
   return view;
-}
-
-Result<Pinned> NodeState::Pin(const std::function<uint64_t(uint64_t served)>& choose) const {
-  // Once round: a version is made known before it can be pinned, and is kept for two windows.
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    Result<ReadView> view = PinServed();
-    if (!view.ok()) return view.status();
-    const std::shared_ptr<const Versions> known = versions();
-    auto found = known->find(view->version());
-    if (found == known->end()) continue;
-    const uint64_t version = choose ? choose(found->first) : found->first;
-    if (version != found->first) {
-      Result<ReadView> older = store().Pin(version);
-      if (!older.ok()) continue;  // it left the window meanwhile
-      view = std::move(older);
-      found = known->find(version);
-      if (found == known->end()) continue;
-    }
-    return Pinned{std::move(*view), found->second};
-  }
-  return Status(Code::kVersionGone, "the newest version left the window while it was pinned");
 }
 
 Status NodeState::Commit(std::shared_ptr<const VersionInfo> info) {

@@ -12,9 +12,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
@@ -62,9 +62,35 @@ class NodeState {
   // The version that ordinary requests are answered at; with a guard, not the newest by far.
   std::shared_ptr<const VersionInfo> served() const;
   // Pins the version that ordinary requests are answered at.
-  Result<ReadView> PinServed() const;
-  // The same, or the version that `choose` makes of its number.
-  Result<Pinned> Pin(const std::function<uint64_t(uint64_t served)>& choose = nullptr) const;
+  Result<ReadView> PinServed() const {
+    return parts_.gate == nullptr ? store().PinNewest() : PinGated();
+  }
+  Result<Pinned> Pin() const {
+    return PinChosen([](uint64_t served) { return served; });
+  }
+  // Pins the version that `choose` makes of the number of that one. On the path of every request,
+  // so it is no std::function.
+  template <typename Choose>
+  Result<Pinned> PinChosen(const Choose& choose) const {
+    // Once round: a version is made known before it can be pinned, and is kept for two windows.
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      Result<ReadView> view = PinServed();
+      if (!view.ok()) return view.status();
+      const std::shared_ptr<const Versions> known = versions();
+      auto found = known->find(view->version());
+      if (found == known->end()) continue;
+      const uint64_t version = choose(found->first);
+      if (version != found->first) {
+        Result<ReadView> older = store().Pin(version);
+        if (!older.ok()) continue;  // it left the window meanwhile
+        view = std::move(older);
+        found = known->find(version);
+        if (found == known->end()) continue;
+      }
+      return Pinned{std::move(*view), found->second};
+    }
+    return Status(Code::kVersionGone, "the newest version left the window while it was pinned");
+  }
   // Makes a version known, and the newest of the store.
   Status Commit(std::shared_ptr<const VersionInfo> info);
 
@@ -78,6 +104,7 @@ class NodeState {
   void NoteFailedMend() { ++failed_mends_; }
 
  private:
+  Result<ReadView> PinGated() const;
   // Makes `info` known; must come before the store's commit of it.
   void AddVersion(std::shared_ptr<const VersionInfo> info);
 

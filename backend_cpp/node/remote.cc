@@ -397,16 +397,13 @@ void RemoteLookup::Number(std::span<const KeyBags> requests, const Parts& parts)
 
 Status RemoteLookup::Fetch(const Pinned& pinned, std::span<const BagFeature> features,
                            std::span<KeyBags> requests, Deadline deadline, FetchTerms terms) {
-  const Deadline now = Clock::now();
+  const std::shared_ptr<const Routing> plan = options_.routing();
+  const Routing& routing = *plan;
+  const uint64_t version = pinned.rows.version();
+  const uint64_t lineage = pinned.info->lineage;
+  const Clock::time_point begun = Clock::now();
   const Deadline peers_until =
-      deadline == kNoDeadline ? now + options_.peer_timeout : now + (deadline - now) / 10 * 9;
-  return FetchBy(*options_.routing(), pinned.rows.version(), pinned.info->lineage, features,
-                 requests, peers_until, terms);
-}
-
-Status RemoteLookup::FetchBy(const Routing& routing, uint64_t version, uint64_t lineage,
-                             std::span<const BagFeature> features, std::span<KeyBags> requests,
-                             Deadline deadline, FetchTerms terms) {
+      deadline == kNoDeadline ? begun + options_.peer_timeout : begun + (deadline - begun) / 10 * 9;
   calls_.clear();
   rows_.clear();
   hot_keys_.clear();
@@ -445,8 +442,8 @@ Status RemoteLookup::FetchBy(const Routing& routing, uint64_t version, uint64_t 
 
   // The rounds end: each passes over another peer, finds keys refused for the first time, or has
   // waited for a version, which goes on until half of the time is over.
-  const Clock::time_point begun = Clock::now();
-  const Clock::time_point half = begun + (deadline - begun) / 2;
+  const Clock::time_point asked = Clock::now();
+  const Clock::time_point half = asked + (peers_until - asked) / 2;
   std::vector<Wanted> failed;
   while (true) {
     if (parts.all.empty()) {
@@ -456,7 +453,8 @@ Status RemoteLookup::FetchBy(const Routing& routing, uint64_t version, uint64_t 
       unanswered_.erase(last.begin(), last.end());
     } else {
       const Clock::time_point now = Clock::now();
-      Ask(routing, version, lineage, parts.more ? now + (deadline - now) / 2 : deadline, &parts);
+      Ask(routing, version, lineage, parts.more ? now + (peers_until - now) / 2 : peers_until,
+          &parts);
       failed.clear();
       EMBERTIDE_RETURN_IF_ERROR(Take(parts, version, lineage, terms, &failed));
     }

@@ -134,9 +134,6 @@ class RemoteLookup {
   using PassedOver = std::vector<std::optional<NoAnswer>>;
   using Clock = std::chrono::steady_clock;
 
-  Status FetchBy(const Routing& routing, uint64_t version, uint64_t lineage,
-                 std::span<const BagFeature> features, std::span<KeyBags> requests,
-                 Deadline deadline, FetchTerms terms);
   bool IsHere(const Routing::Bucket& planned, uint32_t table, uint32_t bucket,
               uint64_t version) const;
   Owner OwnerOf(const Routing& routing, const Wanted& wanted, int64_t key, uint64_t version) const;
