@@ -165,6 +165,11 @@ def check_text(block: Block) -> None:
     assert block.text.strip()
 
 
+def check_cpp(block: Block) -> None:
+    """It opens with what it is, as files of C++ do; the page's own test compiles it."""
+    assert block.text.startswith("// ")
+
+
 def check_protobuf(block: Block) -> None:
     """A model's config.pbtxt, or a part of one, has fields that Triton knows."""
     text_format.Parse(block.text, model_config_pb2.ModelConfig())
@@ -183,6 +188,7 @@ CHECKS: dict[str, Callable[[Block], None]] = {
     "sh": check_shell,
     "bash": check_shell,
     "text": check_text,
+    "cpp": check_cpp,
     "protobuf": check_protobuf,
     "yaml": check_yaml,
     "lua": check_lua,

@@ -1,7 +1,9 @@
-"""docs/extending.md ("extending.md"): the source of its run's file reads as one of ours does."""
+"""docs/extending.md ("extending.md"): its source reads as one of ours does, its policy is one."""
 
 import re
+import shutil
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,8 @@ import embertide
 from embertide.data import Batch, EventSource, open_events
 from embertide.trainer.commands.run_file import RunFile, load
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "extending.md"
 EVENTS = 3000
 
 
@@ -60,3 +63,39 @@ def test_a_run_goes_on_from_where_it_stopped(given: RunFile) -> None:
     for events, learned in ((1000, 1000), (None, EVENTS)):
         done = embertide.train(run, data=data, folder="pub", events=events, program_cache=CACHE)
         assert done.events == learned
+
+
+def added(text: str, after: str, line: str) -> str:
+    """A text with a line behind the first that matches."""
+    found = re.search(rf"^.*{after}.*\n", text, re.MULTILINE)
+    assert found is not None, after
+    return text[: found.end()] + line + "\n" + text[found.end() :]
+
+
+def test_the_policy_of_the_page_passes_the_test_of_all_policies(tmp_path: Path) -> None:
+    page = PAGE.read_text()
+    (policy,) = re.findall(r"```cpp\n(.*?)```", page, re.DOTALL)
+    maker, entry, name = (
+        re.findall(rf"^\| \[{file}\].*?\| `(.+?)`", page, re.MULTILINE)[at]
+        for file, at in (("policies.h", 0), ("policy.cc", 0), ("policy.cc", 1))
+    )
+    folder = tmp_path / "policy"
+    shutil.copytree(ROOT / "backend_cpp" / "policy", folder)
+    (folder / "fifo.cc").write_text(policy)
+    text = (folder / "policies.h").read_text()
+    (folder / "policies.h").write_text(added(text, "MakeLru", maker))
+    text = added((folder / "policy.cc").read_text(), r'\{"lru"', entry)
+    text = added(text, r'name == "lru"', name)
+    text = re.sub(r"PolicyInfo, (\d+)>", lambda m: f"PolicyInfo, {int(m[1]) + 1}>", text)
+    (folder / "policy.cc").write_text(text)
+
+    program, base = tmp_path / "policy_test", ROOT / "backend_cpp"
+    words = ["c++", "-std=c++20", "-O0", f"-I{tmp_path}", f"-I{base}", f"-I{base / 'include'}"]
+    sources = [*sorted(folder.glob("*.cc")), base / "base" / "status.cc"]
+    libraries = ["-lgtest", "-lgtest_main", "-pthread", "-o", str(program)]
+    subprocess.run([*words, *map(str, sources), *libraries], check=True)
+    done = subprocess.run(
+        [str(program), "--gtest_filter=*/fifo*"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"PASSED  \] [1-9]", done.stdout)
