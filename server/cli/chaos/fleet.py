@@ -40,6 +40,9 @@ _DEVICES = 2
 _BATCH_EVENTS = 64
 _STARTS_TRIED = 3
 _DDR_BYTES, _SSD_BYTES = 24 << 20, 1 << 30
+# There are up to four versions a second, and two faults of the bus after each other last six: a
+# node that is behind for so long still has versions that the other one holds.
+_WINDOW_VERSIONS = 48
 _SEAL_MS = 10_000
 _DEADLINE_MS = 500
 _END_S = 10.0
@@ -221,6 +224,7 @@ class Fleet:
             ssd_budget_bytes=_SSD_BYTES,
             ssd_directory=directory / "ssd" / name,
             ssd_seal_interval_ms=_SEAL_MS,
+            window_versions=_WINDOW_VERSIONS,
             node=name,
             state=self._url(f"{name}>state"),
             control=f"{_LOCAL}:{self._link_ports['nodes>control']}",
