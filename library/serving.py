@@ -129,8 +129,8 @@ def serve(
         bus: URL of the trainer's Redis; None: a publication's files are followed.
         host: Address to listen on.
         grpc_port: None, as for `metrics_port`: one that is free.
-        http_port: With front "triton", of KServe v2 over HTTP, which one request of a stranger can
-            end; None: closed.
+        http_port: Of KServe v2 over HTTP as JSON, in plain text; None: closed. With front "triton"
+            one request of a stranger can end it.
         metrics_port: Of Prometheus' page.
         instances: Requests that are answered at a time.
         threads: Of an instance, which share a request's samples.

@@ -78,6 +78,17 @@ grpc::Status Admission::Admit(const grpc::GenericCallbackServerContext& context,
                     "; the caller's is " + who->role);
 }
 
+grpc::Status Admission::CheckToken(const std::string& authorization) const {
+  if (!authorization.empty() && HasTokens()) {
+    if (options_.tokens->OwnerOf(authorization)) return grpc::Status::OK;
+    return Refuse(Refused::kIdentity, grpc::StatusCode::UNAUTHENTICATED,
+                  "the token is not known here");
+  }
+  if (!options_.known_callers) return grpc::Status::OK;
+  return Refuse(Refused::kIdentity, grpc::StatusCode::UNAUTHENTICATED,
+                "no token: send the header `Authorization: Bearer TOKEN`");
+}
+
 grpc::Status Admission::CheckModel(const Guest& guest, const std::string& model) const {
   if (guest.model.empty() || guest.model == model) return grpc::Status::OK;
   constexpr size_t kMostShown = 80;

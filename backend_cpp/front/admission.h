@@ -52,6 +52,9 @@ class Admission {
   // counted.
   grpc::Status Admit(const grpc::GenericCallbackServerContext& context, std::string_view method,
                      Right right, Guest* guest) const;
+  // Whether who shows this (or nothing: empty) as `authorization`, and no certificate, may ask at
+  // all. Counted if not.
+  grpc::Status CheckToken(const std::string& authorization) const;
   // Whether a guest may ask for a model, which a call's message names; counted if not.
   grpc::Status CheckModel(const Guest& guest, const std::string& model) const;
 

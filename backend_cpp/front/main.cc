@@ -13,6 +13,7 @@
 
 #include "base/number.h"
 #include "front/core.h"
+#include "front/http_infer.h"
 #include "front/http_page.h"
 #include "front/metrics.h"
 #include "front/service.h"
@@ -29,6 +30,7 @@ constexpr const char* kHelp =
     "  --backends DIR          folder that holds embertide/libtriton_embertide.so\n"
     "  --grpc HOST:PORT        where requests are answered\n"
     "  --http HOST:PORT        health and metrics over HTTP (none)\n"
+    "  --http-infer HOST:PORT  inferences over HTTP, as JSON, in plain text (none)\n"
     "  --by-name               models are loaded and unloaded by name, in place of all there are\n"
     "  --model NAME            by name: loaded at the start; may be given again\n"
     "  --tls DIR               tls.crt, tls.key and ca.crt: callers show a certificate\n"
@@ -54,6 +56,7 @@ struct Options {
   CoreOptions core;
   ServiceOptions service;
   std::string http;
+  std::string http_infer;
   std::string tls;
   TokenFile::Options tokens;
 };
@@ -109,6 +112,16 @@ int Serve(const Options& options, const sigset_t& signals) {
     if (!started.ok()) return Refuse(started.status().message());
     page = std::move(*started);
   }
+  std::unique_ptr<HttpInfer> inferences;
+  if (!options.http_infer.empty()) {
+    Result<std::unique_ptr<HttpInfer>> started =
+        HttpInfer::Start({.listen = options.http_infer,
+                          .admission = &(*service)->admission(),
+                          .tally = (*service)->mutable_tally()},
+                         (*service)->InProcess());
+    if (!started.ok()) return Refuse(started.status().message());
+    inferences = std::move(*started);
+  }
   // Not before: metrics must outlive whatever is answered.
   (*service)->Open();
   (*core)->Log(TRITONSERVER_LOG_INFO,
@@ -121,18 +134,20 @@ int Serve(const Options& options, const sigset_t& signals) {
   }
   (*core)->Log(TRITONSERVER_LOG_INFO, "ends: requests at work are finished first");
   (*service)->Drain(std::chrono::seconds(options.core.exit_timeout_s));
+  inferences.reset();
   (*core)->Stop();
   return 0;
 }
 
 int Run(int argc, char** argv) {
   Options options;
-  static constexpr std::array<option, 22> kOptions = {{
+  static constexpr std::array<option, 23> kOptions = {{
       {"triton", required_argument, nullptr, 't'},
       {"repository", required_argument, nullptr, 'r'},
       {"backends", required_argument, nullptr, 'b'},
       {"grpc", required_argument, nullptr, 'g'},
       {"http", required_argument, nullptr, 'p'},
+      {"http-infer", required_argument, nullptr, 'j'},
       {"by-name", no_argument, nullptr, 'N'},
       {"model", required_argument, nullptr, 'm'},
       {"tls", required_argument, nullptr, 'l'},
@@ -170,6 +185,9 @@ int Run(int argc, char** argv) {
         break;
       case 'p':
         options.http = value;
+        break;
+      case 'j':
+        options.http_infer = value;
         break;
       case 'N':
         options.core.by_name = true;

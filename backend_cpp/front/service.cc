@@ -379,6 +379,12 @@ Result<std::unique_ptr<Service>> Service::Start(const ServiceOptions& options, c
   return service;
 }
 
+std::shared_ptr<grpc::Channel> Service::InProcess() const {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);  // the model's max_output_bytes bounds it
+  return server_->InProcessChannel(arguments);
+}
+
 void Service::Drain(std::chrono::milliseconds most) {
   leaving_ = true;
   if (server_ == nullptr) return;

@@ -7,6 +7,7 @@
 // Thread-safe.
 #pragma once
 
+#include <grpcpp/channel.h>
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/server.h>
 
@@ -57,12 +58,17 @@ class Service final : public grpc::CallbackGenericService {
   // Ends calls that take too long to say or to hear anything; called once a second.
   void EndLate();
 
+  // To this service, within this process. Requires: not drained.
+  std::shared_ptr<grpc::Channel> InProcess() const;
+  const Admission& admission() const { return admission_; }
+
   int port() const { return doorway_->port(); }
   const Doorway& doorway() const { return *doorway_; }
   const InferLane& inferences() const { return inferences_; }
   void SetStageListener(const StageListener* listener) { inferences_.SetListener(listener); }
   const ServiceOptions& options() const { return options_; }
   const Tally& tally() const { return tally_; }
+  Tally* mutable_tally() { return &tally_; }
   // Calls cancelled, as their callers said or took nothing for too long.
   uint64_t late() const { return arrivals_.late() + inferences_.late(); }
 

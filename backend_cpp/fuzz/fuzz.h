@@ -17,7 +17,7 @@
 //   URIs of certificates, tokens                        | identity_fuzz.cc
 //   connections to a node's ports, by bytes             | frames_fuzz.cc
 //   tensors of a Triton request                         | request_fuzz.cc
-//   requests of the inference protocol                  | infer_fuzz.cc
+//   requests of the inference protocol; in JSON         | infer_fuzz.cc, json_message_fuzz.cc
 //   config.pbtxt, as Triton's JSON                      | model_config_fuzz.cc
 //   connections to what Python serves                   | bench/thrown.py
 //

@@ -59,8 +59,8 @@ class ServerOptions:
     triton: Path | None = None  # as `find_installation` takes it; None: that of the wheel
     front: Front = "own"  # who answers callers
     host: str = "127.0.0.1"
-    # Of front `triton`. None: closed. Triton 2.51's parser of HTTP ends or fills the process at a
-    # request of a hundred bytes, from anybody (docs/security.md).
+    # Of inferences over HTTP, in plain text; None: closed. With front `triton`, a hundred bytes of
+    # anybody end or fill version 2.51 (docs/security.md).
     http_port: int | None = None
     grpc_port: int = 8001
     metrics_port: int = 8002
@@ -159,6 +159,7 @@ def _own_arguments(
     options: ServerOptions, installation: Installation, own_socket: Path | None
 ) -> list[str]:
     age_ms = options.grpc_connection_age_ms
+    json_address = join_address(options.host, options.http_port or 0)
     return [
         f"--triton={installation.library}",
         f"--repository={options.repository.resolve()}",
@@ -166,6 +167,7 @@ def _own_arguments(
         f"--grpc={join_address(options.host, options.grpc_port)}",
         f"--http={join_address(options.host, options.metrics_port)}",
         f"--exit-timeout-s={options.exit_timeout_s}",
+        *([] if options.http_port is None else [f"--http-infer={json_address}"]),
         *([f"--connection-age-ms={age_ms}"] if age_ms is not None else []),
         *([f"--own-socket={own_socket}"] if own_socket is not None else []),
         *_of_callers(options),
@@ -185,11 +187,18 @@ def _check_callers(options: ServerOptions) -> None:
         raise TritonError(
             "--known-callers: nobody could say who he is; give --front-tokens, --front-tls or both"
         )
-    exposed = options.tokens is not None and options.tls is None
+    by_http = options.http_port is not None and options.front == "own"
+    if by_http and options.asks_callers() and options.tokens is None:
+        raise TritonError(
+            "--http-port: who asks over HTTP can show a token alone; give --front-tokens, or leave "
+            "it out"
+        )
+    exposed = options.tokens is not None and (options.tls is None or by_http)
     if exposed and not options.plaintext and not is_this_machine(options.host):
         raise TritonError(
             f"tokens would travel to {options.host} in plain text: give --front-tls with a folder "
-            "of certificates, or --plaintext on a network that nobody else listens to"
+            "of certificates and no --http-port, or --plaintext on a network that nobody else "
+            "listens to"
         )
 
 
@@ -197,19 +206,13 @@ def check(options: ServerOptions, installation: Installation) -> None:
     """Prove that a server can be started so.
 
     Raises:
-        ProcessError: Its program is missing or too old, it has no HTTP, or cannot ask callers who
-            they are.
+        ProcessError: Its program is missing or too old, or cannot ask callers who they are.
     """
     _check_callers(options)
     if options.front == "triton":
         installation.check_options(triton_arguments(options, installation.root))
         return
     find_program()
-    if options.http_port is not None:
-        raise TritonError(
-            "inference over HTTP is answered by tritonserver's own front end alone: add --front "
-            "triton, or leave --http-port out; health and metrics are at --metrics-port"
-        )
 
 
 def command(

@@ -353,7 +353,7 @@ class TritonServer(Stopped):
         counts = {"RESTARTS": self.restarts, "SILENCES": self.silences}
         environment = {f"EMBERTIDE_{name}": str(count) for name, count in counts.items()}
         environment |= {**needed, **options.environment}
-        if options.http_port is not None:
+        if options.http_port is not None and options.front == "triton":
             environment["EMBERTIDE_LEAVING"] = f"{options.http_port}@{self._leaving.absolute()}"
         return Child(command, log=options.log, environment=environment)
 

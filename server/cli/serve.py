@@ -391,8 +391,8 @@ def command(
     http_port: Annotated[
         int | None,
         typer.Option(
-            help="With --front triton, KServe v2 over HTTP, which one request of a stranger can "
-            "end: for callers that you trust, or behind a proxy with bounds (docs/serving.md).",
+            help="KServe v2 over HTTP as JSON, in plain text. With --front triton one request of a "
+            "stranger can end it: for callers that you trust (docs/serving.md).",
             show_default="closed",
             min=1,
             max=65535,
