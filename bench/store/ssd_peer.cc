@@ -4,9 +4,7 @@
 //
 // Both get MEMORY_BYTES: the store as its DDR budget, index included; RocksDB as its block cache,
 // its filters and index beside it. Both read past the page cache. When the rows are loaded a line
-// of JSON says so, and what each side takes beside the rows: in memory at the end and at most while
-// it was loaded (the store's index and directories; RocksDB's indexes, filters and memtables), and
-// on the disk. Then each line of standard input is a run, and is answered by a line of JSON:
+// of JSON says so. Then each line of standard input is a run, and is answered by a line of JSON:
 //
 //   store ENGINE THREADS SECONDS BATCH    batches of uniform keys through a pinned view
 //   rocksdb - THREADS SECONDS BATCH       the same keys by MultiGet
@@ -105,13 +103,9 @@ class Bench {
     const StoreStats stats = store_->Stats();
     const Store::Usage usage = store_->UsageOf(0, 0);
     std::printf(
-        "{\"rows\": %lu, \"ddr_rows_share\": %.4f, \"index_bytes\": %lu, \"index_bytes_max\": %lu, "
-        "\"ssd_rows\": %lu, \"ssd_bytes\": %lu, \"write_amplification\": %.3f, "
-        "\"rocksdb_bytes\": %lu, \"rocksdb_bytes_max\": %lu, \"rocksdb_disk_bytes\": %lu}\n",
-        rows_, static_cast<double>(usage.ddr_rows) / static_cast<double>(rows_), stats.index_bytes,
-        index_bytes_max_, usage.ssd_rows, usage.ssd_bytes,
-        static_cast<double>(stats.ssd.bytes_written) / static_cast<double>(stats.ssd.row_bytes),
-        RocksBytes(), rocks_bytes_max_, RocksProperty("rocksdb.live-sst-files-size"));
+        "{\"ddr_rows_share\": %.4f, \"index_bytes\": %lu, \"write_amplification\": %.3f}\n",
+        static_cast<double>(usage.ddr_rows) / static_cast<double>(rows_), stats.index_bytes,
+        static_cast<double>(stats.ssd.bytes_written) / static_cast<double>(stats.ssd.row_bytes));
     std::fflush(stdout);
   }
 
@@ -207,29 +201,15 @@ class Bench {
         if (batch.Count() < kBatchLoaded && key + 1 < rows_) continue;
         Check(rocks_->Write(unlogged, &batch));
         batch.Clear();
-        rocks_bytes_max_ = std::max(rocks_bytes_max_, RocksBytes());
       }
       Check(rocks_->Write(unlogged, &batch));
       for (uint32_t b = 0; b < records.size(); ++b) {
         Check(store_->StageRecords(1, 0, b, records[b]));
-        index_bytes_max_ = std::max(index_bytes_max_, store_->Stats().index_bytes);
       }
     }
     Check(store_->Commit(1));
     Check(rocks_->Flush({}));
     Check(rocks_->CompactRange({}, nullptr, nullptr));
-  }
-
-  uint64_t RocksProperty(const char* name) const {
-    uint64_t value = 0;
-    if (rocks_->GetIntProperty(name, &value)) return value;
-    std::fprintf(stderr, "ssd_peer: RocksDB does not tell %s\n", name);
-    std::exit(1);
-  }
-  // Indexes and filters, which the block cache does not hold, and memtables.
-  uint64_t RocksBytes() const {
-    return RocksProperty("rocksdb.estimate-table-readers-mem") +
-           RocksProperty("rocksdb.size-all-mem-tables");
   }
 
   // Big-endian: in the order of the keys.
@@ -276,8 +256,6 @@ class Bench {
   ChosenFile* file_ = nullptr;
   std::unique_ptr<rocksdb::DB> rocks_;
   uint64_t seed_ = 0;
-  uint64_t index_bytes_max_ = 0;
-  uint64_t rocks_bytes_max_ = 0;
 };
 
 int Main(int argc, char** argv) {

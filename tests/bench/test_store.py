@@ -1,5 +1,6 @@
 """The store's benchmarks, small: what they ask for runs, and gives rows. Peers are stood in for."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from bench.store import (
     programs,
     recovery,
     sizes,
+    ssd,
     training,
     versions,
 )
@@ -165,3 +167,35 @@ def test_a_start_from_a_seal_is_told_from_one_without(
     monkeypatch.setattr(recovery.Recovery, "start", start)
     (row,) = recovery.run()
     assert (row.ours, row.peer, row.ratio, row.n) == (0.5, 10.0, 0.05, 5)
+
+
+_PEER = """#!/usr/bin/env python3
+import json, sys
+said = {"ddr_rows_share": 0.05, "index_bytes": 9, "write_amplification": 1.1}
+print(json.dumps(said), flush=True)
+for line in sys.stdin:
+    who, engine, threads, seconds, batch = line.split()
+    rows = 1000 * (10 if who == "store" else 1) * (1 if batch == "1" else 5)
+    print(json.dumps({"rows": rows, "seconds": 1, "cpu_seconds": 0.5, "blocks": rows}), flush=True)
+"""
+
+
+def test_the_ssd_tier_is_rated_by_rows_time_and_blocks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "ssd_peer"
+    program.write_text(_PEER)
+    program.chmod(0o700)
+    noted: list[str] = []
+    monkeypatch.setattr(costs, "note", lambda name, **_: noted.append(name))
+    monkeypatch.setattr(ssd, "build", lambda: program)
+    monkeypatch.setattr(ssd, "_fio", lambda _: 50_000.0)
+    monkeypatch.setattr(ssd, "FOLDER", tmp_path / "rows")
+    monkeypatch.setattr("bench.store.ssd.shutil.which", lambda _: "fio")
+    given = argparse.Namespace(rows=1000, repetitions=5, out=tmp_path)
+    rows = {(row.case.partition(", ")[2], row.metric): row for row in ssd.run(given)}
+    faster = rows["DDR 10%, io_uring, one thread", "rows/s"]
+    assert (faster.ratio, faster.target, faster.n) == (10.0, 5.0, 5)
+    assert rows["DDR 10%, io_uring, one thread", "4 KiB blocks/s"].ratio == 1.0
+    assert noted == ["ssd_us", "ssd_more_us"]
+    assert (tmp_path / "store_ssd_threads.svg").stat().st_size
