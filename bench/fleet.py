@@ -6,7 +6,6 @@ several versions a second, and a client process a node.
 
 import contextlib
 import dataclasses
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,11 +15,12 @@ import grpc
 
 from bench import models
 from bench.load import Clients
+from bench.nodes import start_control
 from bench.servers import BUILD, await_peer
 from bench.shapes import Shape
 from bench.versions import Versions
 from embertide.server.adapters import triton
-from embertide.server.adapters.process import Child, free_ports
+from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.cli.control_client import Caller
 from embertide.v1 import node_pb2, node_pb2_grpc
@@ -118,16 +118,11 @@ def start_fleet(
         ProcessError: A process does not start.
     """
     files = models.make(shape, BUILD)
-    (control_port,) = free_ports(1)
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log")))
         versions = Versions(folder / "publication", redis.url, shape, files, versions_per_s)
-        control = f"127.0.0.1:{control_port}"
-        words = ["--state", redis.url, "--model", shape.name, "--listen", control]
-        words += ["--expect-nodes", "2", "--directory", str(folder / "control")]
-        words += ["--longest-deadline-ms", str(_LONGEST_DEADLINE_MS)]
-        command = [sys.executable, "-m", "embertide.server.cli", "control", *words]
-        stack.enter_context(Child(command, log=folder / "control.log"))
+        words = ("--longest-deadline-ms", _LONGEST_DEADLINE_MS)
+        control = start_control(stack, folder, redis.url, shape.name, 2, *words)
         publication = versions.publication.path
         nodes, peers = _start_nodes(stack, shape, publication, redis.url, control)
         clients = stack.enter_context(Clients([node.grpc for node in nodes], requests))

@@ -1,8 +1,9 @@
-"""Nodes without Triton and without a control plane: a fleet on a plan that a benchmark writes."""
+"""Nodes without Triton: a fleet on a plan that a benchmark writes, or with a control plane."""
 
 import contextlib
 import dataclasses
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -61,6 +62,28 @@ def publish_plan(url: str, model: str, plan: plan_pb2.Plan) -> None:
     with redis.Redis.from_url(url) as client:
         client.set(f"c:{{{model}}}:plan:1", plan.SerializeToString())
         client.set(f"c:{{{model}}}:epoch", 1)
+
+
+def start_control(
+    stack: contextlib.ExitStack, folder: Path, url: str, model: str, nodes: int, *words: object
+) -> str:
+    """Start a control plane that ends with the stack; return its address, and do not wait.
+
+    Args:
+        stack: Ends it.
+        folder: Of its log and its directory.
+        url: Of the Redis with its state.
+        model: That it leads.
+        nodes: That it waits for.
+        words: Further options.
+    """
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    command = [sys.executable, "-m", "embertide.server.cli", "control", "--state", url]
+    command += ["--model", model, "--listen", address, "--expect-nodes", str(nodes)]
+    command += ["--directory", str(folder / "control"), *map(str, words)]
+    stack.enter_context(Child(command, log=folder / "control.log"))
+    return address
 
 
 class NodeProcess(Stopped):

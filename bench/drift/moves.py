@@ -11,7 +11,6 @@ import functools
 import multiprocessing
 import shutil
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,11 +23,11 @@ import numpy as np
 
 from bench import models, report
 from bench.drift.local import FOLDER
-from bench.nodes import publication_of
+from bench.nodes import NodeProcess, publication_of, start_control
 from bench.report import CONSOLE
 from bench.servers import BUILD, BenchError, await_peer
 from bench.shapes import SEED, Shape
-from embertide.server.adapters.process import Child, free_ports
+from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.cli.control_client import Caller
 from embertide.server.core.plan.layout import Bucket, Holders, Place, assignments_of, layout_of
@@ -122,22 +121,15 @@ def _start(folder: Path) -> Iterator[Site]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     publication = publication_of(models.make(_SHAPE, BUILD).snapshot, folder / "publication")
-    control_port, *ports = free_ports(3)
-    control = f"127.0.0.1:{control_port}"
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log")))
-        words = ["--state", redis.url, "--model", _SHAPE.name, "--listen", control]
-        words += ["--expect-nodes", "2", "--directory", str(folder / "control")]
-        words += ["--mode", "off"]
-        command = [sys.executable, "-m", "embertide.server.cli", "control", *words]
-        stack.enter_context(Child(command, log=folder / "control.log"))
-        addresses = [f"127.0.0.1:{each}" for each in ports]
+        control = start_control(stack, folder, redis.url, _SHAPE.name, 2, "--mode", "off")
+        addresses = [f"127.0.0.1:{each}" for each in free_ports(2)]
+        words = ["--control", control, "--ddr-bytes", 4 << 30]
+        words += ["--hot-rows-bytes", 0, "--peer-timeout-ms", 5000]
         for n, address in enumerate(addresses):
-            command = [str(BUILD / "cpp" / "embertide_node"), "--publication", str(publication)]
-            command += ["--state", redis.url, "--control", control, "--node", f"node-{n}"]
-            command += ["--peer-address", address, "--ddr-bytes", str(4 << 30)]
-            command += ["--hot-rows-bytes", "0", "--peer-timeout-ms", "5000"]
-            stack.enter_context(Child(command, log=folder / f"node-{n}.log"))
+            name, log = f"node-{n}", folder / f"node-{n}.log"
+            stack.enter_context(NodeProcess(name, address, publication, redis.url, log, *words))
         for address in addresses:
             await_peer(address)
         caller = Caller(control, None)

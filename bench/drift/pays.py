@@ -18,7 +18,6 @@ import contextlib
 import dataclasses
 import multiprocessing
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -33,12 +32,12 @@ from scipy import stats
 
 from bench import models, plot, report
 from bench.drift.local import FOLDER
-from bench.nodes import Node
+from bench.nodes import Node, NodeProcess, start_control
 from bench.report import CONSOLE
 from bench.servers import BUILD, BenchError
 from bench.shapes import SEED, Shape
 from bench.versions import Versions
-from embertide.server.adapters.process import Child, free_ports
+from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.cli.control_client import Caller, CallError
 from embertide.v1 import control_pb2, node_pb2
@@ -146,19 +145,13 @@ class Hour:
 
 
 def _control(stack: contextlib.ExitStack, folder: Path, url: str, mode: str) -> str:
-    [port] = free_ports(1)
-    address = f"127.0.0.1:{port}"
-    words = ["--state", url, "--model", _SHAPE.name, "--listen", address]
-    words += ["--expect-nodes", str(_NODES), "--directory", str(folder / "control")]
-    words += ["--longest-deadline-ms", "500", "--clock", "event", "--mode", mode]
+    words: list[object] = ["--longest-deadline-ms", 500, "--clock", "event", "--mode", mode]
     # Faster than an operator would have it: an hour lasts 24 s here.
-    words += ["--drift-interval-s", "3", "--drift-half-life-s", "600", "--drift-cooldown-s", "1"]
-    words += ["--drift-horizon-s", "60", "--drift-min-gain", "0.05"]
+    words += ["--drift-interval-s", 3, "--drift-half-life-s", 600, "--drift-cooldown-s", 1]
+    words += ["--drift-horizon-s", 60, "--drift-min-gain", 0.05]
     # Four nodes and their clients share two cores with it: a planner that searches less.
-    words += ["--drift-operations-per-day", "1000", "--drift-planner", "oper"]
-    command = [sys.executable, "-m", "embertide.server.cli", "control", *words]
-    stack.enter_context(Child(command, log=folder / "control.log"))
-    return address
+    words += ["--drift-operations-per-day", 1000, "--drift-planner", "oper"]
+    return start_control(stack, folder, url, _SHAPE.name, _NODES, *words)
 
 
 def _follow(caller: Caller) -> None:
@@ -198,12 +191,12 @@ def _start(folder: Path, mode: str) -> Iterator[tuple[Caller, list[str], Version
         )
         control = _control(stack, folder, redis.url, mode)
         addresses = [f"127.0.0.1:{each}" for each in ports]
+        words = ["--bus", redis.url, "--control", control]
+        words += ["--ddr-bytes", str(ddr), "--hot-rows-bytes", str(1 << 20)]
+        published = versions.publication.path
         for n, address in enumerate(addresses):
-            command = [str(BUILD / "cpp" / "embertide_node"), "--bus", redis.url]
-            command += ["--publication", str(versions.publication.path), "--state", redis.url]
-            command += ["--control", control, "--node", f"node-{n}", "--peer-address", address]
-            command += ["--ddr-bytes", str(ddr), "--hot-rows-bytes", str(1 << 20)]
-            stack.enter_context(Child(command, log=folder / f"node-{n}.log"))
+            name, log = f"node-{n}", folder / f"node-{n}.log"
+            stack.enter_context(NodeProcess(name, address, published, redis.url, log, *words))
         caller = Caller(control, None)
         stack.callback(caller.close)
         _await_plan(caller)

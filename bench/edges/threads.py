@@ -11,7 +11,6 @@ Then the same of the Python processes: see `bench.edges.python_tasks`.
 """
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from bench import models, report
 from bench.edges import python_tasks
 from bench.edges.disk import within
 from bench.edges.outcomes import FAULTS, HEALS_S, SAYS_S, STARTS_S, Outcome, rows
+from bench.nodes import start_control
 from bench.servers import BUILD, BenchError
 from bench.shapes import Shape
 from bench.versions import Versions
@@ -143,15 +143,11 @@ def _try(node: _Node, versions: Versions, task: str, fault: str) -> Outcome:
 @contextlib.contextmanager
 def _fleet() -> Iterator[tuple[_Node, Versions]]:
     files = models.make(_SHAPE, BUILD)
-    control_port, one, two = free_ports(3)
+    one, two = free_ports(2)
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(RedisServer(RedisOptions(log=_FOLDER / "redis.log")))
         versions = Versions(_FOLDER / "publication", redis.url, _SHAPE, files, 1.0)
-        control = f"127.0.0.1:{control_port}"
-        words = ["--state", redis.url, "--model", _SHAPE.name, "--listen", control]
-        words += ["--expect-nodes", "2", "--directory", str(_FOLDER / "control")]
-        command = [sys.executable, "-m", "embertide.server.cli", "control", *words]
-        stack.enter_context(Child(command, log=_FOLDER / "control.log"))
+        control = start_control(stack, _FOLDER, redis.url, _SHAPE.name, 2)
 
         def words_of(n: int, port: int) -> list[str]:
             folder = _FOLDER / f"node-{n}"
