@@ -17,9 +17,9 @@ def readers() -> int:
     return sum(thread.name == "reader" for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("most_bytes", [0, 1, 4096])
-def test_batches_are_the_same_in_the_same_order(most_bytes: int) -> None:
-    with read_ahead(NEWS.batches(batch_size=7), most_bytes) as ahead:
+@pytest.mark.parametrize("max_bytes", [0, 1, 4096])
+def test_batches_are_the_same_in_the_same_order(max_bytes: int) -> None:
+    with read_ahead(NEWS.batches(batch_size=7), max_bytes) as ahead:
         seen = list(ahead)
     wanted = list(NEWS.batches(batch_size=7))
     assert len(seen) == len(wanted)

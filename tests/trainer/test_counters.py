@@ -83,7 +83,7 @@ def test_what_waits_is_bounded_by_keys_and_sums_to_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def run(most: int) -> tuple[int, list[NDArray[np.float32]]]:
-        monkeypatch.setattr(counters, "_MOST_EVENTS", most)
+        monkeypatch.setattr(counters, "_MAX_EVENTS", most)
         store = EmbeddingStore(model())
         waiting, keys_N = 0, list[NDArray[np.int64]]()
         counted = Counters(model())

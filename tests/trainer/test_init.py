@@ -14,7 +14,7 @@ from embertide.trainer.__main__ import app
 from embertide.trainer.commands.inputs import check_model
 from embertide.trainer.commands.run_file import load
 from embertide.trainer.model.learner import Learner
-from embertide.trainer.run.defaults import most_versions, schedule_of_clock, schedule_of_rows
+from embertide.trainer.run.defaults import max_versions, schedule_of_clock, schedule_of_rows
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 YEAR_S = 365 * 86_400
@@ -143,7 +143,7 @@ def test_a_file_whose_events_come_fast_has_more_versions(
 ) -> None:
     span_s = days * 86_400
     assert (
-        schedule_of_clock(events, span_s, most=most_versions(events, span_s)).publish_every_s
+        schedule_of_clock(events, span_s, most=max_versions(events, span_s)).publish_every_s
         == every_s
     )
 

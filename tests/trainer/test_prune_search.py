@@ -35,7 +35,7 @@ def losing(noise: float = 0.0) -> Any:
 
 def test_the_greatest_ratio_within_the_bound_is_found_in_few_trials() -> None:
     tried: list[prune_search.Tried] = []
-    best = prune_search.search(losing(), most_lost=0.002, most_ratio=64, tried=tried.append)
+    best = prune_search.search(losing(), max_lost=0.002, max_ratio=64, tried=tried.append)
     assert best is not None
     assert 20 / prune_search.APART <= best.ratio <= 20
     assert best.loss == pytest.approx(0.0001 * best.ratio)
@@ -44,7 +44,7 @@ def test_the_greatest_ratio_within_the_bound_is_found_in_few_trials() -> None:
 
 
 def test_what_the_bound_holds_is_the_loss_and_its_error() -> None:
-    best = prune_search.search(losing(noise=0.001), most_lost=0.002, most_ratio=64)
+    best = prune_search.search(losing(noise=0.001), max_lost=0.002, max_ratio=64)
     # Two losses 0.002 apart: a standard error of 0.001.
     assert best is not None
     assert best.error == pytest.approx(0.001)
@@ -52,10 +52,10 @@ def test_what_the_bound_holds_is_the_loss_and_its_error() -> None:
 
 
 def test_the_greatest_is_taken_at_once_and_none_is_said() -> None:
-    best = prune_search.search(losing(), most_lost=0.002, most_ratio=16)
+    best = prune_search.search(losing(), max_lost=0.002, max_ratio=16)
     assert best is not None
     assert best.ratio == 16
-    assert prune_search.search(losing(), most_lost=0.0, most_ratio=16) is None
+    assert prune_search.search(losing(), max_lost=0.0, max_ratio=16) is None
 
 
 def test_the_rest_of_what_the_run_says_of_pruning_stays() -> None:

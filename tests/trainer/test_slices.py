@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embertide.trainer.eval.metrics import Binned, summarise
-from embertide.trainer.eval.slices import MOST_TRACKED, StreamSlice, slice_table
+from embertide.trainer.eval.slices import MAX_TRACKED, StreamSlice, slice_table
 
 
 def test_a_table_has_the_largest_values_and_the_rest_together() -> None:
@@ -49,14 +49,14 @@ def test_a_stream_has_the_same_figures_within_its_bins() -> None:
 
 
 def test_a_stream_tells_so_many_values_apart_and_no_more() -> None:
-    stream, ones = StreamSlice(), np.ones(4 * MOST_TRACKED)
-    stream.add(np.arange(4 * MOST_TRACKED), ones, ones * 0.5)
+    stream, ones = StreamSlice(), np.ones(4 * MAX_TRACKED)
+    stream.add(np.arange(4 * MAX_TRACKED), ones, ones * 0.5)
     table = stream.table(10)
     assert len(table.values) == 10
     assert table.rest is not None
-    assert table.rest.events == 4 * MOST_TRACKED - 10
+    assert table.rest.events == 4 * MAX_TRACKED - 10
     assert table.rest_values is None
-    assert len(stream.state()["counts"]) == MOST_TRACKED + 1
+    assert len(stream.state()["counts"]) == MAX_TRACKED + 1
     resumed = StreamSlice.from_state(stream.state())
     stream.add(np.array([5000]), np.zeros(1), np.ones(1) * 0.5)
     resumed.add(np.array([5000]), np.zeros(1), np.ones(1) * 0.5)

@@ -64,7 +64,7 @@ def train(
     """Train to the end; or die once so many batches are learned, and storage lacks nothing."""
     storage = None if url is None else Storage(url)
     trainer = Trainer(
-        run, Publication(folder), program_cache=CACHE, storage=storage, most_behind_s=behind_s
+        run, Publication(folder), program_cache=CACHE, storage=storage, max_behind_s=behind_s
     )
     left = batches
 
@@ -265,7 +265,7 @@ def test_training_waits_for_storage_that_is_too_far_behind(
         Publication(tmp_path / "pub"),
         program_cache=CACHE,
         storage=Storage(url),
-        most_behind_s=0.5,
+        max_behind_s=0.5,
     )
     uploader = trainer.uploader
     assert uploader is not None

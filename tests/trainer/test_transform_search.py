@@ -210,7 +210,7 @@ def test_a_trial_learns_the_first_part_alone_and_scores_each_later_event_once(
             return real(self, batch)
 
         monkeypatch.setattr(Learner, name, noted)
-    source = Shop(transform_search.LEAST_EVENTS)
+    source = Shop(transform_search.MIN_EVENTS)
     window = transform_search.look_at(RUN, source)
     assert (window.events, window.choosing, window.confirming) == (5000, 3000, 4000)
     for share, first in ((1, 0), (3, 2000)):
@@ -229,7 +229,7 @@ def test_a_net_that_does_not_stay_finite_fails_its_trial_alone(
     def breaks(*_: object) -> None:
         raise NotFiniteError("the loss is")
 
-    source = Shop(transform_search.LEAST_EVENTS)
+    source = Shop(transform_search.MIN_EVENTS)
     window = transform_search.look_at(RUN, source)
     monkeypatch.setattr(Learner, "learn", breaks)
     found = transform_search.measure(RUN, source, window, share=1)
@@ -237,7 +237,7 @@ def test_a_net_that_does_not_stay_finite_fails_its_trial_alone(
 
 
 def one_label(from_event: int) -> EventSource:
-    source = Shop(transform_search.LEAST_EVENTS)
+    source = Shop(transform_search.MIN_EVENTS)
     source.whole.label_B[from_event:] = 0
     return source
 

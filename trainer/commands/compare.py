@@ -70,7 +70,7 @@ def command(
     Example: embertide compare build/news build/news-wide --data day-9.parquet
     """
     from embertide.trainer.data.history import for_requests
-    from embertide.trainer.eval.paired import LEAST_CLUSTERS, compare
+    from embertide.trainer.eval.paired import MIN_CLUSTERS, compare
     from embertide.trainer.eval.published import PublishedModel
     from embertide.trainer.eval.scored import score_events
 
@@ -131,7 +131,7 @@ def command(
         )
     show_table(table)
     say(_in_words(found))
-    if found.clusters < LEAST_CLUSTERS:
+    if found.clusters < MIN_CLUSTERS:
         say(f"note: {found.clusters} {resampled} are too few for intervals to be trusted", err=True)
     if any(learned):
         say(

@@ -18,7 +18,7 @@ ROWS = 500_000
 """Rows that are read, at most."""
 
 _BATCH = 4096
-_MOST_SAID = 5
+_MAX_SAID = 5
 _REMEDIES = (
     (
         r"(key|a key of list) (?P<name>.*) is not an integer",
@@ -90,7 +90,7 @@ def rejected(path: Path) -> list[str]:
 
 def _worst(letters: DeadLetters) -> list[str]:
     by_count = sorted(letters.by_reason.items(), key=lambda each: -each[1])
-    return [reason for reason, _ in by_count[:_MOST_SAID]]
+    return [reason for reason, _ in by_count[:_MAX_SAID]]
 
 
 def _note(letters: _FirstLetters, reason: str, learned: int) -> str:

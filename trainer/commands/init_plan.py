@@ -35,12 +35,12 @@ from embertide.trainer.data.texts import Kind
 from embertide.trainer.errors import ConfigurationError, DataError
 from embertide.trainer.run import defaults
 
-MOST_SORTED_ROWS = 20_000_000
+MAX_SORTED_ROWS = 20_000_000
 """Rows that are sorted in memory."""
 
 _DAY_S = 86_400
 _HOUR_S = 3600
-_MOST_JUMP_S = 30 * _DAY_S
+_MAX_JUMP_S = 30 * _DAY_S
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ def plan_of(given: Input, asked: Asked, name: str | None, output: Path) -> Plan:
             )
             found, ts, clock = _without_time(found), None, None
     if clock is None or ts is None:
-        schedule = defaults.schedule_of_rows(rows, most=defaults.MOST_VERSIONS)
+        schedule = defaults.schedule_of_rows(rows, most=defaults.MAX_VERSIONS)
         notes.append(
             "no time: the order of rows is time, and a version comes every "
             f"{1000 * schedule.publish_every_s:,} rows"
@@ -141,10 +141,10 @@ def plan_of(given: Input, asked: Asked, name: str | None, output: Path) -> Plan:
         unit_s = found.unit_ms / 1000
         span_s = (clock.last - clock.first) * unit_s
         schedule = defaults.schedule_of_clock(
-            rows, span_s, most=defaults.most_versions(rows, span_s)
+            rows, span_s, most=defaults.max_versions(rows, span_s)
         )
         gap_s = math.ceil(clock.gap * unit_s)
-        times = EventTimes(max_jump_s=max(_HOUR_S, min(_MOST_JUMP_S, gap_s)))
+        times = EventTimes(max_jump_s=max(_HOUR_S, min(_MAX_JUMP_S, gap_s)))
         hour = span_s > 2 * _DAY_S and not _is_daily(sample, ts, found.unit_ms)
     schema = dataclasses.replace(found.schema(hour=hour), times=times)
     expected = {each.facts.name: each.facts.expected for each in found.choices}
@@ -268,10 +268,10 @@ def sort_rows(files: Files, ts: str, kind: Kind | None, clock: TimeFacts, output
     columns = input_columns(files)
     names = Counter(each.name for each in columns)
     read = [each.name for each in columns if each.readable and names[each.name] == 1]
-    table = read_rows(files, MOST_SORTED_ROWS + 1, read)
-    if len(table) > MOST_SORTED_ROWS:
+    table = read_rows(files, MAX_SORTED_ROWS + 1, read)
+    if len(table) > MAX_SORTED_ROWS:
         raise ConfigurationError(
-            f"rows are not in order of {shown(ts)}, and more than {MOST_SORTED_ROWS:,}: sort "
+            f"rows are not in order of {shown(ts)}, and more than {MAX_SORTED_ROWS:,}: sort "
             "them, or say --no-time if their order is that of the events"
         )
     value_N = time_values(table.column(ts), kind)

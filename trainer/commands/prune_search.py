@@ -82,7 +82,7 @@ def command(
                 return measured(trials, folder, jobs=jobs, done=done)
 
             best = prune_search.search(
-                figures, most_lost=max_auc_loss, most_ratio=max_ratio, tried=found.append
+                figures, max_lost=max_auc_loss, max_ratio=max_ratio, tried=found.append
             )
     _print(found, best, max_auc_loss, as_json)
 

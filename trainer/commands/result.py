@@ -7,7 +7,7 @@ from pathlib import Path
 from embertide._common.terminal import Table, show_table
 from embertide.trainer.eval.metrics import Summary, day_name
 
-LEAST_EVENTS = 200
+MIN_EVENTS = 200
 """Of a day whose AUC is told: fewer make it a matter of chance."""
 
 _COLUMNS = 80
@@ -16,7 +16,7 @@ _COLUMNS = 80
 def days_told(days: Mapping[int, Summary]) -> dict[int, Summary]:
     """Return the days that have an AUC worth telling; if none has, those that have one."""
     known = {day: each for day, each in days.items() if not math.isnan(each.auc)}
-    large = {day: each for day, each in known.items() if each.events >= LEAST_EVENTS}
+    large = {day: each for day, each in known.items() if each.events >= MIN_EVENTS}
     return large or known
 
 

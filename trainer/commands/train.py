@@ -374,7 +374,7 @@ def command(
             fork=begins_with,
             change_model=change_model,
             storage=None if storage is None else Storage(storage),
-            most_behind_s=storage_behind_s,
+            max_behind_s=storage_behind_s,
             storage_end_s=storage_end_s,
             publish_schedule=schedule,
         )

@@ -20,9 +20,9 @@ _ASK_S = 0.5
 class _Ahead:
     """What the thread has read and nobody took; `changed` guards all of it."""
 
-    def __init__(self, batches: Iterator[Batch], most_bytes: int) -> None:
+    def __init__(self, batches: Iterator[Batch], max_bytes: int) -> None:
         self._batches = batches
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._waiting: deque[Batch] = deque()
         self._bytes = 0
         self._ended = self._left = False
@@ -36,7 +36,7 @@ class _Ahead:
             for batch in self._batches:
                 self.task.works()
                 with self._changed:
-                    self._changed.wait_for(lambda: self._left or self._bytes < self._most_bytes)
+                    self._changed.wait_for(lambda: self._left or self._bytes < self._max_bytes)
                     if self._left:
                         break
                     self._waiting.append(batch)
@@ -81,7 +81,7 @@ class _Ahead:
 
 @contextlib.contextmanager
 def read_ahead(
-    batches: Iterator[Batch], most_bytes: int, ends: Callable[[], bool] = lambda: False
+    batches: Iterator[Batch], max_bytes: int, ends: Callable[[], bool] = lambda: False
 ) -> Iterator[Iterator[Batch]]:
     """Gives the same batches, read in a thread of their own; at the end the thread stops.
 
@@ -90,14 +90,14 @@ def read_ahead(
 
     Args:
         batches: What to read; nobody else may use it.
-        most_bytes: What waits, at most, but for one batch. 0 reads in the caller's thread.
+        max_bytes: What waits, at most, but for one batch. 0 reads in the caller's thread.
         ends: Asked now and then while there is nothing to read, in the caller's thread: whether to
             wait no longer.
     """
-    if most_bytes == 0:
+    if max_bytes == 0:
         yield batches
         return
-    ahead = _Ahead(batches, most_bytes)
+    ahead = _Ahead(batches, max_bytes)
     ahead.task.start()
     try:
         yield ahead.given(ends)

@@ -17,8 +17,8 @@ UNITS = (("seconds", 1000.0), ("milliseconds", 1.0), ("microseconds", 1e-3), ("n
 _DAY_MS = 86_400_000
 # Of the values, so many on each side may be outliers.
 _TAIL = 0.1
-_LEAST_VALUES = 8  # of which one may be
-_MOST_KEPT = 20_000_000  # values held in memory; more are read twice
+_MIN_VALUES = 8  # of which one may be
+_MAX_KEPT = 20_000_000  # values held in memory; more are read twice
 
 Floats = NDArray[np.float64]
 
@@ -80,7 +80,7 @@ def usual_range(value_N: Floats, unit_ms: float, most: float = _TAIL) -> tuple[f
         return -math.inf, math.inf
     value_N = np.sort(value_N)
     low, high = float(value_N[0]), float(value_N[-1])
-    if len(value_N) < _LEAST_VALUES:
+    if len(value_N) < _MIN_VALUES:
         return low, high
     epoch = [edge * 1000 / unit_ms for edge in EPOCH_S]
     inside_N = value_N[(value_N >= epoch[0]) & (value_N <= epoch[1])]
@@ -106,9 +106,9 @@ def survey(read: Callable[[], Iterator[Floats]], unit_ms: float, *, is_number: b
     kept: list[Floats] = []
     rows, sampled = 0, []
     for value_N in read():
-        if rows + len(value_N) <= _MOST_KEPT:
+        if rows + len(value_N) <= _MAX_KEPT:
             kept.append(value_N)
-        step = 1 + rows // _MOST_KEPT
+        step = 1 + rows // _MAX_KEPT
         sampled.append(value_N[np.isfinite(value_N)][::step])
         rows += len(value_N)
     # The unit of numbers is that of most of them, and the others are of none.

@@ -39,7 +39,7 @@ ColumnKind = Literal["int", "float", "bool", "text", "time", "list", "numbers", 
 
 _EXAMPLES = 4
 # Bins of an amount: as many as leave each so many values, within bounds.
-_BIN_VALUES, _LEAST_BINS, _MOST_BINS = 1250, 16, 64
+_BIN_VALUES, _MIN_BINS, _MAX_BINS = 1250, 16, 64
 _SHOWN_CHARACTERS = 16
 # Of the texts of a list, so many have more than one item ...
 _WITH_SEPARATOR = 0.1
@@ -403,7 +403,7 @@ def _facts(sample: Sample, name: str, total: int) -> ColumnFacts:
 
 def _edges(value_N: NDArray[np.float64]) -> tuple[float, ...]:
     """Return the ends of bins of about equally many values."""
-    bins = min(max(len(value_N) // _BIN_VALUES, _LEAST_BINS), _MOST_BINS)
+    bins = min(max(len(value_N) // _BIN_VALUES, _MIN_BINS), _MAX_BINS)
     inner = np.quantile(value_N, np.arange(1, bins) / bins, method="higher")
     with np.errstate(over="ignore"):
         low = np.float32(value_N.min())

@@ -27,7 +27,7 @@ from embertide.trainer.errors import DataError
 __all__ = ["BLOCK_BYTES", "MAX_LINE_BYTES", "CsvSource", "TextFormat", "TextReader"]
 
 _SHOWN_BYTES = 80  # of a line that is skipped
-_MOST_NAMED = 30  # columns in a message
+_MAX_NAMED = 30  # columns in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,8 +360,8 @@ def check_columns(path: str, wanted: Iterable[str], names: Sequence[str], hint: 
 def listed(names: Iterable[str]) -> str:
     """Return names for a message: one line of bounded length."""
     found = [name if name.isascii() and name.isprintable() else shown(name) for name in names]
-    more = ", ..." if len(found) > _MOST_NAMED else ""
-    return ", ".join(name[:80] for name in found[:_MOST_NAMED]) + more
+    more = ", ..." if len(found) > _MAX_NAMED else ""
+    return ", ".join(name[:80] for name in found[:_MAX_NAMED]) + more
 
 
 def is_value(text: str) -> bool:

@@ -65,7 +65,7 @@ _USER_WORDS = {
 _ISO = "texts of ISO 8601, or a timestamp"
 # A label of another value in fewer rows than these is one of two values, and some mistakes.
 _MISTAKES = 0.005
-_MOST_NAME = 64  # letters of a feature's name
+_MAX_NAME = 64  # letters of a feature's name
 # A column of more different values a row is of no use: no key comes again.
 _UNIQUE = 0.95
 _FEW_KEYS = 64
@@ -215,7 +215,7 @@ class Guess:
 
 def feature_name(column: str, taken: Collection[str] = ()) -> str:
     """Return a column's name as models write it: small letters, digits and underscores."""
-    name = re.sub(r"[^a-z0-9]+", "_", snake_case(column)).strip("_")[:_MOST_NAME] or "column"
+    name = re.sub(r"[^a-z0-9]+", "_", snake_case(column)).strip("_")[:_MAX_NAME] or "column"
     number = 2
     base = name
     while name in taken:
@@ -533,7 +533,7 @@ def _whole(column: ColumnFacts, unique: bool) -> tuple[Role, str]:
     # A column of floats is one or the other: read as both, it would have to be integers.
     both: Role = "number and key" if column.kind == "int" else "number"
     if words & _NUMBERS:
-        return both if column.distinct <= _MOST_BOTH else "number", "its name"
+        return both if column.distinct <= _MAX_BOTH else "number", "its name"
     if column.distinct > _FEW_KEYS and column.distinct < _SPARSE * span and not _falls_off(column):
         return "key", "ids: few of their range"
     return both, "integers"
@@ -565,7 +565,7 @@ def _said_kind(column: ColumnFacts) -> str:
     return kinds.get(column.kind, shown(column.type, 40)[1:-1])
 
 
-_MOST_BOTH = 1000
+_MAX_BOTH = 1000
 """An amount of no more values is a key, too: a model then learns any shape of it."""
 
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-MOST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 """What the buffers of a stream may have decompressed ..."""
 
-MOST_RATIO = 16
+MAX_RATIO = 16
 """... or so many times the bytes of the stream, if that is more."""
 
 _BUFFER = struct.Struct("<qq")
@@ -82,7 +82,7 @@ def _int(form: str, data: memoryview, at: int) -> int:
     return int(struct.unpack_from(form, data, _inside(at))[0])
 
 
-def prove_bounds(data: bytes, most_rows: int) -> None:
+def prove_bounds(data: bytes, max_rows: int) -> None:
     """Refuse a stream that has more rows, or buffers that decompress to more, than may be.
 
     Raises:
@@ -91,7 +91,7 @@ def prove_bounds(data: bytes, most_rows: int) -> None:
         pa.ArrowException: It is no stream.
     """
     rows = size = 0
-    most = max(MOST_BYTES, MOST_RATIO * len(data))
+    most = max(MAX_BYTES, MAX_RATIO * len(data))
     for message in _messages(data):
         table = _Table.root(memoryview(message.metadata))
         kind = table.number(1, "<B")
@@ -104,8 +104,8 @@ def prove_bounds(data: bytes, most_rows: int) -> None:
             batch = batch.table(1)
         else:
             rows += batch.number(0, "<q")
-            if rows > most_rows:
-                raise BoundError(f"it holds {rows} events; {most_rows} at most")
+            if rows > max_rows:
+                raise BoundError(f"it holds {rows} events; {max_rows} at most")
         if batch.has(3):
             size += sum(_decompressed(memoryview(message.body), *each) for each in batch.pairs(2))
             if size > most:

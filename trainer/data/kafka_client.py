@@ -27,9 +27,9 @@ POLL_S = 0.2
 """Between looks at whether to leave."""
 
 _LOSSES = ("stop", "skip")
-_MOST_PARTITIONS = 256  # each has a consumer and a thread
+_MAX_PARTITIONS = 256  # each has a consumer and a thread
 _ASK_S = 5.0  # for an answer of the broker
-_MOST_LINES = 1 << 20  # of a file of settings, in characters
+_MAX_LINES = 1 << 20  # of a file of settings, in characters
 _LONGEST_NAME = 249  # Kafka's own bound of a topic's name
 # What is decided here, and what would change what is read.
 _OURS = {
@@ -202,9 +202,9 @@ class KafkaClient:
         if topic.error is not None or not topic.partitions:
             why = "has no partition" if topic.error is None else topic.error.str()
             raise FinalError(f"{self._config}: {why}; make the topic first, or name another")
-        if len(topic.partitions) > _MOST_PARTITIONS:
+        if len(topic.partitions) > _MAX_PARTITIONS:
             raise ConfigurationError(
-                f"{self._config} has {len(topic.partitions)} partitions; {_MOST_PARTITIONS} are "
+                f"{self._config} has {len(topic.partitions)} partitions; {_MAX_PARTITIONS} are "
                 "read by one trainer at most"
             )
         return sorted(topic.partitions)
@@ -250,7 +250,7 @@ def _settings(path: str) -> dict[str, Any]:
         return {}
     try:
         with Path(path).open(encoding="utf-8") as file:
-            text = file.read(_MOST_LINES)
+            text = file.read(_MAX_LINES)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise ConfigurationError(f"client={path}: {why}") from None

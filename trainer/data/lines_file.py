@@ -25,11 +25,11 @@ class LinesFile:
         lost: Lines that are not in the file, for it or its drive is full.
     """
 
-    def __init__(self, path: Path, most_bytes: int | None = None) -> None:
-        """Name the file, which is made with the first line; it grows to `most_bytes` at most."""
+    def __init__(self, path: Path, max_bytes: int | None = None) -> None:
+        """Name the file, which is made with the first line; it grows to `max_bytes` at most."""
         self.path = path
         self.lost = 0
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._again_s = 0.0  # until then the drive counts as full
         self._said_s = -_SAID_EVERY_S
 
@@ -61,8 +61,8 @@ class LinesFile:
         with out:
             begin = out.tell()
             kept, data = len(lines), b"".join(lines)
-            if self._most_bytes is not None:
-                kept, data = _fitting(lines, self._most_bytes - begin)
+            if self._max_bytes is not None:
+                kept, data = _fitting(lines, self._max_bytes - begin)
             try:
                 written = 0
                 while written < len(data):

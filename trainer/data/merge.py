@@ -43,7 +43,7 @@ from embertide.trainer.errors import ConfigurationError
 
 _EVER_MS = 1 << 62
 # What an input's thread may be ahead by.
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 # Rows of one read: of files for speed, of what is live so that they come soon.
 _ROWS, _LIVE_ROWS = 4096, 32
 _LEAVE_S = 10.0
@@ -128,7 +128,7 @@ class _Reader:
                     self._batches.append(batch)
                     self._bytes += batch.nbytes
                     self._changed.notify_all()
-                    self._changed.wait_for(lambda: self._left or self._bytes < _MOST_BYTES)
+                    self._changed.wait_for(lambda: self._left or self._bytes < _MAX_BYTES)
                     if self._left:
                         break
         except BaseException as error:

@@ -29,7 +29,7 @@ from embertide._common.quoting import shown, terminal_text
 from embertide.trainer.data.arrow import schema_column, type_fault
 from embertide.trainer.data.assemble import MAX_TS_MS, Column, hash_strings
 from embertide.trainer.data.base import MAX_GROUP, EventSchema
-from embertide.trainer.data.ipc import MOST_BYTES, MOST_RATIO, BoundError, prove_bounds
+from embertide.trainer.data.ipc import MAX_BYTES, MAX_RATIO, BoundError, prove_bounds
 from embertide.trainer.data.texts import INT, ISO_TIME, iso_ms
 from embertide.trainer.errors import ConfigurationError
 
@@ -44,7 +44,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=_UTC)
 _MS = datetime.timedelta(milliseconds=1)
 _SHOWN_ITEMS = 20
 _SHOWN_LETTERS = 60  # of a value
-_MOST_LETTERS = 160  # of what a library says
+_MAX_LETTERS = 160  # of what a library says
 _MAX_NESTED = "it is nested too deeply"
 
 log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ def _barrier() -> Iterator[None]:
 
 def _said(error: Exception) -> str:
     """Return what a library says of a payload, some of which may be the payload's."""
-    return terminal_text(str(error)[:_MOST_LETTERS])
+    return terminal_text(str(error)[:_MAX_LETTERS])
 
 
 class ArrowRows:
@@ -225,7 +225,7 @@ def _prove_texts(columns: Sequence[pa.ChunkedArray], size: int) -> None:
     Raises:
         PayloadError: One is.
     """
-    most, found = max(MOST_BYTES, MOST_RATIO * size), 0
+    most, found = max(MAX_BYTES, MAX_RATIO * size), 0
     for array in (chunk for column in columns for chunk in column.chunks):
         if pa.types.is_dictionary(array.type) and len(array.dictionary):
             longest = pc.max(pc.binary_length(array.dictionary.cast(pa.large_binary()))).as_py()

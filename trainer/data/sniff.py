@@ -27,9 +27,9 @@ _HEAD_BYTES = 1 << 18
 _RECORDS = 200  # that are looked at
 # The first that tells as many fields in as many records is taken.
 _DELIMITERS = (",", "\t", ";", "|", "::", "\x01", " ")
-_LEAST_SHARE = 0.8  # of records with as many fields as the header
+_MIN_SHARE = 0.8  # of records with as many fields as the header
 # In a text of Western Europe, so many of the letters are not ASCII at most.
-_MOST_ACCENTS = 0.3
+_MAX_ACCENTS = 0.3
 _CP1252_SIGNS = {*"€‚„…‘’“”–—™ ¡£§©«­®°±²³´µ·¹º»¼½¾¿×÷"}  # noqa: RUF001  as people write them
 _NAMES = "write the names of the columns there, or give --names a,b,c"
 
@@ -168,7 +168,7 @@ def _delimiter(rows: Sequence[str]) -> str:
         if each not in rows[0]:
             continue
         fit, fields = _fit(rows, TextFormat(delimiter=each))
-        least = 1.0 if each == " " else _LEAST_SHARE
+        least = 1.0 if each == " " else _MIN_SHARE
         if fields > (2 if each == " " else 1) and fit >= least and fit > share:
             best, share = each, fit
     if not share:  # as no record has as many fields as the header: what it has most of
@@ -196,7 +196,7 @@ def _check_header(path: str, rows: Sequence[str], text: TextFormat) -> None:
     if all(is_value(name) for name in names if name) or any(map(_is_datum, names)):
         raise DataError(path, f"{said} holds values; {_NAMES}")
     fit, _ = _fit(rows, text)
-    if fit < _LEAST_SHARE / 2 and len(rows) > 1:
+    if fit < _MIN_SHARE / 2 and len(rows) > 1:
         counts = Counter(
             len(split_fields(each, text))
             for each in lines.records(iter(["\n".join(rows[1:]).encode()]), text.shape, _RECORDS)
@@ -297,7 +297,7 @@ def _is_western(line: bytes) -> bool:
     strange = [each for each in text if ord(each) > 127]
     letters = sum(each.isalpha() for each in text)
     good = all(each.isalpha() or each in _CP1252_SIGNS for each in strange)
-    return good and len(strange) <= max(2, _MOST_ACCENTS * letters)
+    return good and len(strange) <= max(2, _MAX_ACCENTS * letters)
 
 
 def names_of(files: Files) -> list[str]:

@@ -19,7 +19,7 @@ from embertide.trainer.config import NO_TIME, CountersConfig, ModelConfig
 from embertide.trainer.data.base import Batch
 from embertide.trainer.embedding.store import EmbeddingStore
 
-_MOST_EVENTS = 1 << 16
+_MAX_EVENTS = 1 << 16
 """Events that wait to be summed by key."""
 
 Keys = NDArray[np.int64]
@@ -70,7 +70,7 @@ class _Pending:
         keys_B = np.ascontiguousarray(batch.keys_BF[:, self.column])
         self._events.append((keys_B, batch.ts_ms_B, batch.label_B))
         self._count += len(batch)
-        if self._count >= _MOST_EVENTS:
+        if self._count >= _MAX_EVENTS:
             self._sum(origin_ms)
 
     @property
@@ -82,7 +82,7 @@ class _Pending:
             keys_N, ts_ms_N, label_N = (np.concatenate(a) for a in zip(*self._events, strict=True))
             self._summed.append(log_sums(self.config, origin_ms, keys_N, ts_ms_N, label_N))
             self._events, self._count = [], 0
-        if sum(len(keys) for keys, _ in self._summed) > 2 * self._least + _MOST_EVENTS:
+        if sum(len(keys) for keys, _ in self._summed) > 2 * self._least + _MAX_EVENTS:
             self._merge()
 
     def _merge(self) -> None:

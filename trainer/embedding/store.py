@@ -41,8 +41,8 @@ Keys = NDArray[np.int64]
 _MAX_THREADS = 64  # that the store shares a step by
 # Of so many steps one says what is at stake, by its first so many samples: they say enough.
 _STAKE_EVERY, _STAKE_SAMPLES = 4, 1024
-_MOST_CHUNKS = 16  # of a row
-_LEAST_BYTES = 64 << 10  # a share of all keys that is less than this is left alone
+_MAX_CHUNKS = 16  # of a row
+_MIN_BYTES = 64 << 10  # a share of all keys that is less than this is left alone
 
 
 def _threads() -> int:
@@ -86,7 +86,7 @@ def history_tables(config: ModelConfig) -> list[_store.TableConfig]:
 
 def _history_layout(sequence: SequenceConfig) -> _store.RowLayout:
     """Return the layout with the fewest keys a chunk: what is not taken costs nothing."""
-    keys = -(-sequence.length // _MOST_CHUNKS)
+    keys = -(-sequence.length // _MAX_CHUNKS)
     return _store.RowLayout(dtype="keys", chunks=-(-sequence.length // keys), chunk_dim=keys)
 
 
@@ -501,7 +501,7 @@ class EmbeddingStore(nn.Module):
         here = [self.store.seen_bytes(0) if self.prune.ratio else 0.0, self.store.prune_room(0)]
         seen, left = self._summed(np.array(here, np.float64), "room").tolist()
         may_take = self.prune.row_bytes(int(seen))
-        if self.prune.ratio and may_take < _LEAST_BYTES:
+        if self.prune.ratio and may_take < _MIN_BYTES:
             return
         if self.prune.due(self.steps, since, left / max(may_take, 1)):
             self.pruned = self._pass(may_take, self.prune.max_age)

@@ -223,7 +223,7 @@ def summarise(label_B: Array, score_B: Array) -> Summary:
 
 # Scores are told apart by their log odds, in bins of equal width: a click rate of 0.01 has as many
 # bins as one of 0.5.
-_MOST_LOGIT = math.log(1 / SCORE_FLOOR - 1)
+_MAX_LOGIT = math.log(1 / SCORE_FLOOR - 1)
 LIVE_BINS = 1 << 16
 
 
@@ -251,7 +251,7 @@ class Binned:
         p_B = np.clip(score_B.astype(np.float64), SCORE_FLOOR, 1 - SCORE_FLOOR)
         log_B, log_not_B = np.log(p_B), np.log1p(-p_B)
         bins = self.counts_2S.shape[1]
-        place_B = (log_B - log_not_B + _MOST_LOGIT) * (bins / (2 * _MOST_LOGIT))
+        place_B = (log_B - log_not_B + _MAX_LOGIT) * (bins / (2 * _MAX_LOGIT))
         bin_B = np.clip(place_B.astype(np.int64), 0, bins - 1)
         positive_B = label_B != 0
         np.add.at(self.counts_2S, (positive_B.astype(np.int64), bin_B), 1)

@@ -20,7 +20,7 @@ from embertide.trainer.eval.metrics import SCORE_FLOOR, Array, entropy
 
 Verdict = Literal["first is better", "second is better", "tie"]
 
-LEAST_CLUSTERS = 20
+MIN_CLUSTERS = 20
 """With fewer users or blocks an interval says little."""
 
 HIGHER_IS_BETTER = {

@@ -14,7 +14,7 @@ from embertide.trainer.config import HOUR_OF_DAY
 from embertide.trainer.data.base import Batch
 from embertide.trainer.eval.metrics import DAY_HOURS, HOUR_MS, Array, Binned, Summary, summarise
 
-MOST_TRACKED = 256
+MAX_TRACKED = 256
 """Values of a slice that a stream's figures tell apart; 8 KiB each."""
 
 _BINS = 512
@@ -68,7 +68,7 @@ def slice_table(value_B: Keys, label_B: Array, score_B: Array, *, most: int) -> 
 class StreamSlice:
     """Figures of a stream by one column's values. Used by one thread.
 
-    The first `MOST_TRACKED` values are told apart, all later ones are one. AUCs take scores as
+    The first `MAX_TRACKED` values are told apart, all later ones are one. AUCs take scores as
     equal that are within 0.06 in log odds; all other figures are exact.
     """
 
@@ -86,7 +86,7 @@ class StreamSlice:
 
     def _of(self, value: int) -> Binned:
         found = self._values.get(value)
-        if found is None and len(self._values) < MOST_TRACKED:
+        if found is None and len(self._values) < MAX_TRACKED:
             found = self._values[value] = Binned(_BINS)
         if found is None:
             found = self._others = self._others or Binned(_BINS)

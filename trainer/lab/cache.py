@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BASELINE = "lru"
 # In a smaller gap, a share of it says nothing.
-LEAST_GAP = 0.01
+MIN_GAP = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ def simulate(
             done += 1
             progress(f"{policy} with {capacity:,} rows", done, total)
             figures = _hit_rate(trace, policy, capacity, version_accesses)
-            if optimum - base >= LEAST_GAP:
+            if optimum - base >= MIN_GAP:
                 closed = (figures.hit_rate - base) / (optimum - base)
                 figures = dataclasses.replace(figures, gap_closed=closed)
             rates[policy] = figures

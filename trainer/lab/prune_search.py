@@ -78,16 +78,16 @@ def measure(run: RunConfig, source: EventSource) -> dict[str, Any]:
 def search(
     figures: Callable[[float], Sequence[dict[str, Any]]],
     *,
-    most_lost: float,
-    most_ratio: float,
+    max_lost: float,
+    max_ratio: float,
     tried: Callable[[Tried], None] = lambda _one: None,
 ) -> Tried | None:
     """Return the greatest ratio within the bound: by bisection, so losses should grow with it.
 
     Args:
         figures: Of a ratio, what `measure` returns, by seed; 1 is the unpruned run.
-        most_lost: The bound of the loss of AUC.
-        most_ratio: Where the search begins.
+        max_lost: The bound of the loss of AUC.
+        max_ratio: Where the search begins.
         tried: Told each.
 
     Returns:
@@ -102,15 +102,15 @@ def search(
         loss = statistics.fmean(losses)
         rows = max(each["rows"] for each in found)
         outcome = Tried(
-            ratio=ratio, loss=loss, error=error, rows=rows, within=loss + error <= most_lost
+            ratio=ratio, loss=loss, error=error, rows=rows, within=loss + error <= max_lost
         )
         tried(outcome)
         return outcome
 
-    best = one(most_ratio)
+    best = one(max_ratio)
     if best.within:
         return best
-    low, high = 1.0, most_ratio
+    low, high = 1.0, max_ratio
     found: Tried | None = None
     while high / low > APART:
         outcome = one(round((low * high) ** 0.5, 2))

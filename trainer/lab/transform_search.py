@@ -38,7 +38,7 @@ from embertide.trainer.model.learner import Learner, NotFiniteError
 BLOCKS = 20
 """Blocks of a part, in each of which a difference is measured."""
 
-LEAST_EVENTS = 5_000
+MIN_EVENTS = 5_000
 """Of a window: a fifth of them chooses, another confirms."""
 
 KEPT = 3
@@ -149,9 +149,9 @@ def look_at(run: RunConfig, source: EventSource) -> Window:
             dense_ND.append(batch.dense_BD[:, : len(run.model.dense)])
             held += len(batch)
     events = sum(map(len, label_B))
-    if events < LEAST_EVENTS:
+    if events < MIN_EVENTS:
         raise ConfigurationError(
-            f"there are {events:,} events; give at least {LEAST_EVENTS:,}, of which a fifth chooses"
+            f"there are {events:,} events; give at least {MIN_EVENTS:,}, of which a fifth chooses"
             " and another fifth confirms"
         )
     label_N, event_N = np.concatenate(label_B), np.concatenate(event_B)

@@ -17,7 +17,7 @@ NAME = "one_sample"
 # By torch's own limit, 4, each output of a layer would compute all of its inputs.
 SETTINGS = {"realize_reads_threshold": 1}
 # Of fewer weights, less is gained than a compilation is worth: 7 of 28 us at 82,000, on a Zen 4.
-_LEAST_WEIGHTS = 1 << 17
+_MIN_WEIGHTS = 1 << 17
 # Parts of an output that are summed beside each other, as an addition waits for the one before; of
 # whole vectors on any CPU.
 _PARTS, _VECTOR = 4, 16
@@ -48,7 +48,7 @@ def gains(program: torch.export.ExportedProgram) -> bool:
     for node in program.graph.nodes:
         if node.target == _LINEAR:
             weights += node.args[1].meta["val"].numel()
-    return weights >= _LEAST_WEIGHTS
+    return weights >= _MIN_WEIGHTS
 
 
 def of(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

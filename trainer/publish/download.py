@@ -27,7 +27,7 @@ from embertide.trainer.publish.folder import (
 from embertide.trainer.publish.storage import DamagedError, Storage
 from embertide.v1 import update_pb2
 
-_MOST_NAME, _MOST_PATH = 200, 1_000  # bytes: a file system has room for some 255, and 4,096
+_MAX_NAME, _MAX_PATH = 200, 1_000  # bytes: a file system has room for some 255, and 4,096
 
 
 @contextmanager
@@ -56,8 +56,8 @@ def inside(names: Sequence[str]) -> None:
         path = PurePosixPath(name)
         parts = path.parts
         leads_out = not parts or path.is_absolute() or any(part.startswith(".") for part in parts)
-        too_long = len(name.encode(errors="replace")) > _MOST_PATH or any(
-            len(part.encode(errors="replace")) > _MOST_NAME for part in parts
+        too_long = len(name.encode(errors="replace")) > _MAX_PATH or any(
+            len(part.encode(errors="replace")) > _MAX_NAME for part in parts
         )
         stands_in_a_file = any(parent in found for parent in path.parents)
         if leads_out or too_long or stands_in_a_file or terminal_text(name) != name:

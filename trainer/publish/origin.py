@@ -18,7 +18,7 @@ from typing import Any
 from embertide.trainer.publish.folder import write_synced
 
 ORIGIN = "origin.json"
-_MOST_LETTERS = 2_000  # of a field
+_MAX_LETTERS = 2_000  # of a field
 _USER = re.compile(r"(?<=://)[^/@\s]*@")
 
 
@@ -42,7 +42,7 @@ class FolderOrigin:
     def of(cls, said: Mapping[str, Any]) -> "FolderOrigin":
         """Return it from JSON; what is no text is not known."""
         names = [field.name for field in dataclasses.fields(cls)]
-        return cls(**{n: said[n][:_MOST_LETTERS] for n in names if isinstance(said.get(n), str)})
+        return cls(**{n: said[n][:_MAX_LETTERS] for n in names if isinstance(said.get(n), str)})
 
     @classmethod
     def read(cls, folder: Path) -> "FolderOrigin":

@@ -31,8 +31,8 @@ OPTIONS = "EMBERTIDE_STORAGE_OPTIONS"
 _AT_ONCE = 4  # objects on their way, each with at most `_PARTS` parts in memory
 _PART_BYTES = 8 << 20
 _PARTS = 2
-_MOST_BYTES = 64 << 20  # of an object that is read whole, as a commit
-_MOST_WORDS = 400  # of what a library says
+_MAX_BYTES = 64 << 20  # of an object that is read whole, as a commit
+_MAX_WORDS = 400  # of what a library says
 _NAME = re.compile(r"(\d{12,19})-(\d{6,19})")
 _CLIENT = {"timeout": timedelta(seconds=60), "connect_timeout": timedelta(seconds=5)}
 _RETRIES = {
@@ -78,7 +78,7 @@ def _options() -> dict[str, str]:
 
 def _words(error: Exception) -> str:
     """Return what the library says of an error, less its report of the cause, which is for Rust."""
-    return without_secrets(str(error).partition("\n")[0])[:_MOST_WORDS]
+    return without_secrets(str(error).partition("\n")[0])[:_MAX_WORDS]
 
 
 class Storage:
@@ -185,7 +185,7 @@ class Storage:
                 found = obstore.get(self._store, key)
             except FileNotFoundError:
                 return None
-            if found.meta["size"] > _MOST_BYTES:
+            if found.meta["size"] > _MAX_BYTES:
                 raise StorageError(
                     f"{self.url}/{key} has {found.meta['size']:,} bytes; give another prefix"
                 )

@@ -70,12 +70,12 @@ class UploadOptions:
 
     Attributes:
         keep_snapshots: So many of the newest stay in storage.
-        most_behind_s: Training waits while storage lacks something that is older.
+        max_behind_s: Training waits while storage lacks something that is older.
         end_s: How long the end of a run may wait for storage.
     """
 
     keep_snapshots: int
-    most_behind_s: float = 3600.0
+    max_behind_s: float = 3600.0
     end_s: float = 300.0
 
 
@@ -380,7 +380,7 @@ class Uploader:
             for lane in self._lanes:
                 if lane.error is not None:
                     raise lane.error
-            if self.behind_s <= self._options.most_behind_s or stopping():
+            if self.behind_s <= self._options.max_behind_s or stopping():
                 return
             self.stats.waits += waited == 0
             if waited % _SAID_EVERY_S < _LOOK_EVERY_S:

@@ -20,21 +20,21 @@ from embertide.trainer.config import (
 from embertide.trainer.data.base import EventSchema
 from embertide.trainer.presets import bucket_bits
 
-LEAST_EVENTS = 2_000
+MIN_EVENTS = 2_000
 """Of a version, in the mean: fewer teach nodes little, and each version is files."""
 
-MOST_VERSIONS = 200
+MAX_VERSIONS = 200
 """Of a file that a run is guessed for, but for one whose events come fast."""
 
 FAST_EVENTS = 5_000
 """Of a version, in the mean, where there may be more: what is new then is worth the files."""
 
-LEAST_EVERY_S = 600
+MIN_EVERY_S = 600
 """Event time between versions, where that many events come sooner."""
 
 USUAL_SNAPSHOT_EVERY = 6
 
-_MOST_SNAPSHOTS = 20
+_MAX_SNAPSHOTS = 20
 _DAY_S = 86_400
 # Lengths of time that people use.
 _NICE_S = (
@@ -65,16 +65,16 @@ class PublishSchedule:
         return cls(**{name: settings[name] for name in names})
 
 
-def most_versions(events: int, span_s: float) -> int:
+def max_versions(events: int, span_s: float) -> int:
     """Return how many versions the run of a file has at most.
 
     News changes within the hour, and its events are many: versions of so many events may come
-    every `LEAST_EVERY_S`. Other files have too few events, or too short a clock, for that.
+    every `MIN_EVERY_S`. Other files have too few events, or too short a clock, for that.
     """
-    return max(MOST_VERSIONS, min(events // FAST_EVENTS, int(span_s) // LEAST_EVERY_S))
+    return max(MAX_VERSIONS, min(events // FAST_EVENTS, int(span_s) // MIN_EVERY_S))
 
 
-USUAL_SCHEDULE = PublishSchedule(publish_every_s=LEAST_EVERY_S, snapshot_every=USUAL_SNAPSHOT_EVERY)
+USUAL_SCHEDULE = PublishSchedule(publish_every_s=MIN_EVERY_S, snapshot_every=USUAL_SNAPSHOT_EVERY)
 """Of a stream, whose rate nobody knows yet, and of the synthetic news."""
 
 
@@ -84,24 +84,24 @@ def schedule_of_clock(events: int, span_s: float, *, most: int | None = None) ->
     Args:
         events: Of the file.
         span_s: Event time from its first event to its last, in seconds.
-        most: Versions at most; None: as many as there are `LEAST_EVERY_S`.
+        most: Versions at most; None: as many as there are `MIN_EVERY_S`.
     """
-    versions = max(1.0, events / LEAST_EVENTS)
-    least_s = LEAST_EVERY_S if most is None else 1
+    versions = max(1.0, events / MIN_EVENTS)
+    least_s = MIN_EVERY_S if most is None else 1
     versions = versions if most is None else min(versions, most)
     every_s = _nice(max(least_s, math.ceil(span_s / versions)))
     versions = max(1.0, span_s / every_s)
-    snapshots = max(USUAL_SNAPSHOT_EVERY, math.ceil(versions / _MOST_SNAPSHOTS))
+    snapshots = max(USUAL_SNAPSHOT_EVERY, math.ceil(versions / _MAX_SNAPSHOTS))
     return PublishSchedule(publish_every_s=every_s, snapshot_every=snapshots)
 
 
 def schedule_of_rows(events: int, *, most: int | None = None) -> PublishSchedule:
     """Return the schedule where the order of rows is time: a row then counts as a millisecond."""
-    versions = max(1.0, events / LEAST_EVENTS)
-    versions = min(versions, MOST_VERSIONS if most is None else most)
+    versions = max(1.0, events / MIN_EVENTS)
+    versions = min(versions, MAX_VERSIONS if most is None else most)
     every_s = max(1, math.ceil(events / versions / 1000))
     count = max(1.0, events / (1000 * every_s))
-    snapshots = max(USUAL_SNAPSHOT_EVERY, math.ceil(count / _MOST_SNAPSHOTS))
+    snapshots = max(USUAL_SNAPSHOT_EVERY, math.ceil(count / _MAX_SNAPSHOTS))
     return PublishSchedule(publish_every_s=every_s, snapshot_every=snapshots)
 
 
@@ -144,7 +144,7 @@ def model_of(
         bottom_mlp=(64,) if schema.dense else (),
         top_mlp=(128, 64),
         net="dlrm",
-        top_sees_embeddings=len(names) <= _MOST_SEEN,
+        top_sees_embeddings=len(names) <= _MAX_SEEN,
     )
 
 
@@ -155,7 +155,7 @@ DIM = 16
 _AMOUNT: tuple[DenseStep, ...] = ("quantile", "standardise")
 
 # Of more features the dot products say enough, and the first layer would be wide.
-_MOST_SEEN = 40
+_MAX_SEEN = 40
 
 
 def rates() -> OptimizerConfig:

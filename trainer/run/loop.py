@@ -103,7 +103,7 @@ class Trainer:
         change_model: Let the run go on with another model than its checkpoint's, with what it has
             learned carried over.
         storage: Where the publication has a copy, from which a folder that is empty is filled.
-        most_behind_s: Training waits while storage lacks something that is older.
+        max_behind_s: Training waits while storage lacks something that is older.
         storage_end_s: How long the end of `fit` may wait for storage.
         publish_schedule: Gives how often the run publishes, in place of what `run` says, from the
             schedule of its checkpoint, None where there is none.
@@ -143,7 +143,7 @@ class Trainer:
         fork: Fork | None = None,
         change_model: bool = False,
         storage: Storage | None = None,
-        most_behind_s: float = 3600.0,
+        max_behind_s: float = 3600.0,
         storage_end_s: float = 300.0,
         publish_schedule: Callable[[PublishSchedule | None], PublishSchedule] | None = None,
     ) -> None:
@@ -181,7 +181,7 @@ class Trainer:
             if storage is not None and self.ranks.first:
                 options = UploadOptions(
                     keep_snapshots=run.keep_snapshots,
-                    most_behind_s=most_behind_s,
+                    max_behind_s=max_behind_s,
                     end_s=storage_end_s,
                 )
                 self.uploader = Uploader(storage, publication, options)

@@ -33,14 +33,14 @@ class Quarantine:
 
     Args:
         path: File that their events are appended to, a JSON line each.
-        most_in_a_row: Batches without one between that was learned; one more ends the run.
+        max_in_a_row: Batches without one between that was learned; one more ends the run.
     """
 
-    def __init__(self, path: Path, most_in_a_row: int) -> None:
+    def __init__(self, path: Path, max_in_a_row: int) -> None:
         """Quarantine nothing yet."""
         self.stats = QuarantineStats()
         self._file = LinesFile(path, _MAX_BYTES)
-        self._most = most_in_a_row
+        self._max_in_a_row = max_in_a_row
         self._in_a_row = 0
         self._first = 0  # event index of those in a row
 
@@ -65,7 +65,7 @@ class Quarantine:
         if self._in_a_row == 0:
             self._first = batch.first
         self._in_a_row += 1
-        if self._in_a_row > self._most:
+        if self._in_a_row > self._max_in_a_row:
             raise FinalError(
                 f"{self._in_a_row} batches in a row, events {self._first} to "
                 f"{batch.event_B[-1]}, were put aside ({reason}); the last finite state is "

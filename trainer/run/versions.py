@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 _SAID_EVERY_S = 60.0
 
-_MOST_CHANGED = 0.5
+_MAX_CHANGED = 0.5
 """Of the rows: an increment of more of them would save little, and takes long to read."""
 
 
@@ -528,11 +528,11 @@ class Versions:
             if self._channel.first and checkpoints.is_complete(self.publication, self._base):
                 manifest = read_manifest(self.publication.snapshot_path(self._base))
                 if manifest["schema_id"] == self.publisher.schema_id:
-                    most_bytes = sum(int(each["bytes"]) for each in manifest["buckets"])
-                    found = increment_of(self.publication, version, self._base, ordinal, most_bytes)
+                    max_bytes = sum(int(each["bytes"]) for each in manifest["buckets"])
+                    found = increment_of(self.publication, version, self._base, ordinal, max_bytes)
         mine = (self._changed.count(), int(self._rows.stats()["rows"]), found is not None)
         changed, rows, leads = map(sum, zip(*self._channel.gather(mine), strict=True))
-        if not leads or changed > _MOST_CHANGED * rows:
+        if not leads or changed > _MAX_CHANGED * rows:
             return None
         return found or Increment(base=self._base, ordinal=ordinal, chain=())
 

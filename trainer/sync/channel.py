@@ -14,7 +14,7 @@ from embertide.trainer.errors import ConfigurationError, TrainerError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MOST_WORDS = 4000  # of an error that a rank tells the others
+_MAX_WORDS = 4000  # of an error that a rank tells the others
 
 
 class RankError(TrainerError):
@@ -127,7 +127,7 @@ class Channel:
             yield
         except Exception as error:
             failure = error
-        said = None if failure is None else [type(failure).__name__, str(failure)[:_MOST_WORDS]]
+        said = None if failure is None else [type(failure).__name__, str(failure)[:_MAX_WORDS]]
         words = self.gather(said)
         if failure is not None:
             raise failure

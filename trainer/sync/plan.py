@@ -30,7 +30,7 @@ FORMAT = "embertide ranks 1"
 """Names the file's format, and its version."""
 EVERYWHERE = _store.EVERYWHERE
 # Of a bucket beside its keys: what each step costs, however little is asked of it.
-_LEAST_SHARE = 1e-6
+_MIN_SHARE = 1e-6
 
 _UNEVEN = 1.1  # the dearest rank's over the mean, from where on it is said
 
@@ -89,7 +89,7 @@ def spread(costs: Sequence[float], ranks: int) -> list[int]:
     """Return a rank for each item: the dearest first, each to the rank that has least."""
     least = [(0.0, 0, rank) for rank in range(ranks)]
     owner = [0] * len(costs)
-    floor = _LEAST_SHARE * sum(costs)
+    floor = _MIN_SHARE * sum(costs)
     for item in sorted(range(len(costs)), key=lambda i: -costs[i]):
         cost, items, rank = heapq.heappop(least)
         owner[item] = rank

@@ -32,7 +32,7 @@ TIMEOUT_S = 600.0
 # What the ranks that live wait for one another's word when one is lost.
 _ROLL_CALL_S = 1.0
 _WHOLE = 64 << 10  # bytes that go to all ranks as they are; more go in parts
-_MOST_WORDS = 4000  # of what a rank says that it failed with
+_MAX_WORDS = 4000  # of what a rank says that it failed with
 
 log = logging.getLogger(__name__)
 # torch names these classes without types.
@@ -274,7 +274,7 @@ class Ranks:
         except BaseException as error:
             if self._store is not None and not self._told:
                 self._told = True
-                words = f"{type(error).__name__}: {error}"[:_MOST_WORDS]
+                words = f"{type(error).__name__}: {error}"[:_MAX_WORDS]
                 with contextlib.suppress(RuntimeError):
                     self._store.set(f"failed/{self.rank}", words)
             raise

@@ -101,12 +101,12 @@ def _sha256(publication: Publication, version: VersionId) -> str:
 
 
 def increment_of(
-    publication: Publication, version: VersionId, base: VersionId, ordinal: int, most_bytes: int
+    publication: Publication, version: VersionId, base: VersionId, ordinal: int, max_bytes: int
 ) -> Increment | None:
     """Return what an increment of a version would rest on; None: a snapshot of all rows is due.
 
     So it is where the versions after `base` do not lead to this one, or their files take more than
-    `most_bytes`.
+    `max_bytes`.
     """
     try:
         files = VersionFiles(publication, version)
@@ -115,7 +115,7 @@ def increment_of(
     if VersionId(int(files.manifest["version"]), int(files.manifest["lineage"])) != base:
         return None
     partitions = (partition for file in files.commits for partition in file.partitions)
-    if sum(partition.delta_bytes for partition in partitions) > most_bytes:
+    if sum(partition.delta_bytes for partition in partitions) > max_bytes:
         return None
     versions = [VersionId.of(file.commit.version) for file in files.commits]
     chain = [(each, _sha256(publication, each)) for each in versions]

@@ -105,8 +105,8 @@ class BucketCopy:
 class _Handover:
     """Copies on their way from one thread to one other; `waits` counts those of the giver."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._bytes = 0  # given and not yet written
         self._copies: deque[BucketCopy] = deque()
         self._whole: bool | None = None  # at its end: whether all was given
@@ -118,7 +118,7 @@ class _Handover:
         """Hand a copy over once there is room; one larger than the bound goes alone."""
 
         def room() -> bool:
-            fits = self._bytes == 0 or self._bytes + copy.bytes <= self._most_bytes
+            fits = self._bytes == 0 or self._bytes + copy.bytes <= self._max_bytes
             return fits or self._left
 
         with self._changed:

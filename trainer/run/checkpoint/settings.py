@@ -91,7 +91,7 @@ _FIXED = {
 """Why other settings cannot change: by the longest prefix of a path."""
 
 _Config = TypeVar("_Config")
-_MOST_CHANGES = 256  # remembered of a run; one a day for most of a year
+_MAX_CHANGES = 256  # remembered of a run; one a day for most of a year
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ def remember(
         {"after": number, "setting": each.path, "from": each.saved, "to": each.value}
         for each in found
     ]
-    return [*changes, *new][-_MOST_CHANGES:]
+    return [*changes, *new][-_MAX_CHANGES:]
 
 
 def _json(value: Any) -> Any:
