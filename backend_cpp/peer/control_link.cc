@@ -265,18 +265,21 @@ void ControlLink::Impl::StreamBeats() {
   Prepare(&context, kStreamDeadline);
   const Calling calling_now(this, &context);
   const std::unique_ptr<Stream> opened = stub->StreamBeats(&context);
+  bool has_reader = false;
   {
     std::unique_lock lock(mutex);
     stream = opened.get();
     being_read = stream_ended = false;
     answered = steady_clock::now();
     wake.notify_all();
-    if (!wake.wait_for(lock, kReaderComes, [this] { return being_read; })) {
+    // One that has ended by now was there.
+    has_reader = wake.wait_for(lock, kReaderComes, [this] { return being_read || stream_ended; });
+    if (!has_reader) {
       stream = nullptr;
       context.TryCancel();
     }
   }
-  if (stream == nullptr) {  // its reader fails: as if there were none
+  if (!has_reader) {  // it fails: as if there were no streams
     opened->Finish();
     return Beat();
   }
