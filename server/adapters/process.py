@@ -1,7 +1,9 @@
 """Child processes of ours: started so that none outlives us, stopped within a bound."""
 
+import contextlib
 import errno
 import os
+import random
 import re
 import signal
 import socket
@@ -14,6 +16,10 @@ from typing import Self
 from embertide._common.errors import OperatingError
 
 _STOP_TIMEOUT_S = 30.0
+# Below what Linux gives connections (32768 and up), and below Kubernetes' node ports.
+_OURS = 15_000, 30_000
+_PORTS_TRIED = 200
+_PORTS = random.SystemRandom()  # processes that begin alike draw differently
 _interrupted = False
 
 
@@ -59,15 +65,24 @@ def how_ended(code: int) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Return ports that nobody listens on now, and that the system gives nobody by itself.
+
+    A port of the system's own range may become some connection's before it is listened on.
+    """
+    with contextlib.ExitStack() as stack:
+        ports: list[int] = []
+        for _ in range(_PORTS_TRIED):
+            if len(ports) == count:
+                return ports
+            port = _PORTS.randrange(*_OURS)
+            taken = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                taken.bind(("", port))
+                ports.append(port)
+    raise ProcessError(
+        f"of {_PORTS_TRIED} ports from {_OURS[0]} to {_OURS[1] - 1} that were tried, fewer than "
+        f"{count} are free: see who listens with `ss -ltn`"
+    )
 
 
 def check_port(what: str, host: str, port: int) -> None:
