@@ -62,6 +62,7 @@ def _patched(monkeypatch: pytest.MonkeyPatch, module: ModuleType, **values: Any)
         monkeypatch.setattr(module, name, value)
 
 
+@pytest.mark.long
 def test_quality_is_rated_by_the_bar_and_by_the_ceiling(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def test_quality_is_rated_by_the_bar_and_by_the_ceiling(
     assert 0.4 < made_up.ours < made_up.peer < 1
 
 
+@pytest.mark.long
 def test_pruned_models_are_paired_with_whole_ones(
     stream: Stream, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

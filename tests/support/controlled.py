@@ -491,7 +491,8 @@ class ControlledSite:
                 each
                 for each in strange
                 if each.ended_s - each.begun_s >= _PEER_TIMEOUT_S
-                or (n < len(mistaken) and mistaken[n] and " dead" in each.what)
+                # A node that may have been killed counts its peers' deaths anew.
+                or (" dead" in each.what and (n >= len(mistaken) or mistaken[n]))
             ]
             assert len(late) == len(strange), f"{len(strange)} of {len(seen.doubts)}: {strange[:3]}"
             self._late += len(late)
