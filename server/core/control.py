@@ -6,23 +6,24 @@ is made from what is in the store.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from google.protobuf.message import Message
 
 from embertide.server.core.demand import PLANNED_BY_S, Clock, Demand
-from embertide.server.core.drift.autopilot import Autopilot, DriftMemory, Trust
+from embertide.server.core.drift.autopilot import Autopilot, DriftMemory
 from embertide.server.core.drift.diagnosis import Outcome, Reason
-from embertide.server.core.drift.look import LookFindings
+from embertide.server.core.drift.follower import DriftFollower
 from embertide.server.core.drift.options import DriftOptions
 from embertide.server.core.errors import Code, MovedOnError, RefusedError, invalid
-from embertide.server.core.fleet import FOUND_AGAIN_MS, Fleet, Member, check_registration
+from embertide.server.core.fleet import Fleet, check_registration
 from embertide.server.core.idempotency import Answers, check_id, content, in_use
 from embertide.server.core.loads import Loads
+from embertide.server.core.lost_state import check_adoption, epoch_above, plan_ahead
 from embertide.server.core.operations import Operations
 from embertide.server.core.plan import shares
-from embertide.server.core.plan.adoption import EPOCHS_ABOVE, adopted_plan
+from embertide.server.core.plan.adoption import adopted_plan
 from embertide.server.core.plan.bootstrap import first_plan, table_bytes
 from embertide.server.core.plan.groups import (
     Wish,
@@ -37,28 +38,20 @@ from embertide.server.core.plan.named_operation import NamedOperation
 from embertide.server.core.plan.names import Roster, names_of, without_gone
 from embertide.server.core.plan.validity import check_laid
 from embertide.server.core.plan.workload import device_loads, device_work, predicted
-from embertide.server.core.preparation import PreparedOperation, operation_of
+from embertide.server.core.preparation import PreparedOperation
 from embertide.server.core.price_fit import CostFit
 from embertide.server.core.reshard import (
     Situation,
-    build_moves,
     build_task,
     check_reason,
     check_request,
     is_dead,
 )
 from embertide.server.core.state import SavedState, Writes
-from embertide.server.core.tasks import (
-    DriftSeen,
-    GainMeasured,
-    OperationPrepared,
-    PrepareOperation,
-    TaskQueue,
-)
+from embertide.server.core.tasks import OperationPrepared, PrepareOperation, TaskQueue
 from embertide.server.core.view import View
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
-_FAILED, _ABORTED = control_pb2.OPERATION_STATE_FAILED, control_pb2.OPERATION_STATE_ABORTED
 _READY, _LOADING = control_pb2.NODE_STATE_READY, control_pb2.NODE_STATE_LOADING
 
 
@@ -136,6 +129,9 @@ class Control:
         self.tasks = TaskQueue()
         self.autopilot = Autopilot(
             options.drift, self.memory.drift, saved.decisions, saved.settings, options.clock
+        )
+        self._follower = DriftFollower(
+            options.drift, self.autopilot, self.tasks, self.operations, self.loads, self.fit
         )
 
     def take(self) -> Writes:
@@ -529,7 +525,12 @@ class Control:
         if plan is not None:
             self._replace(plan)
             return
-        self._follow_drift(now_ms)
+        self._follower.follow(
+            self.epoch,
+            lambda: self._situation(now_ms, self.options.drift.half_life_s),
+            lambda ready: self._accept(ready, "drift", now_ms),
+            now_ms,
+        )
 
     def buckets_without_owner(self, now_ms: int) -> int:
         """Count the buckets of which no owner lives."""
@@ -545,25 +546,8 @@ class Control:
         return sum(int(np.isin(codes, lost).sum()) for codes in self.layout.codes.values())
 
     def problem(self, now_ms: int) -> str:
-        """Say why no plan of ours would be followed; empty: it would be.
-
-        A node takes no plan whose epoch is not above that of the one it has.
-        """
-        epochs = {
-            member.name: member.beat.plan_epoch
-            for member in self.fleet.live(now_ms)
-            if member.beat is not None and member.beat.plan_epoch > self.epoch
-        }
-        if not epochs:
-            return ""
-        first = min(epochs)
-        more = f" and {len(epochs) - 1} more" if len(epochs) > 1 else ""
-        ours = f"has plan {self.epoch}" if self.epoch else "has none"
-        return (
-            f"{first}{more} acts by plan {max(epochs.values())}, and `state` {ours}: it lost its "
-            "keys, or --state is another store than the nodes'; in the first case run `embertide "
-            "plan adopt`"
-        )
+        """Say why no plan of ours would be followed; empty: it would be."""
+        return plan_ahead(self.fleet.live(now_ms), self.epoch)
 
     def _wait_for_adoption(self, why: str) -> None:
         """Write nothing that no node would follow, and say so."""
@@ -593,13 +577,12 @@ class Control:
         if isinstance(first, control_pb2.AdoptPlanResponse):
             return first
         live = self.fleet.live(now_ms)
-        self._check_adoption(live, loads, now_ms)
-        told = [each.beat.plan_epoch for each in self.fleet if each.beat is not None]
+        check_adoption(live, loads, now_ms - (self.memory.began_ms or 0), self.epoch)
         adopted = adopted_plan(
             sorted((each.registration.node for each in self.fleet), key=lambda each: each.name),
             live[0].registration.tables,
             {each.name: loads[each.name] for each in live},
-            max(self.epoch, *told) + EPOCHS_ABOVE,
+            epoch_above(self.fleet, self.epoch),
         )
         adopted.plan.head.created_ms = now_ms
         answer = control_pb2.AdoptPlanResponse(
@@ -621,52 +604,15 @@ class Control:
         self._answered.append((request.request_id, request, answer, now_ms))
         return answer
 
-    def _check_adoption(
-        self,
-        live: Sequence[Member],
-        loads: Mapping[str, node_pb2.NodeServiceGetLoadResponse],
-        now_ms: int,
-    ) -> None:
-        since_ms = now_ms - (self.memory.began_ms or 0)
-        if since_ms < FOUND_AGAIN_MS:
-            raise RefusedError(
-                Code.FAILED_PRECONDITION,
-                f"this control plane began {since_ms / 1000:.0f} s ago, and nodes may take "
-                f"{FOUND_AGAIN_MS // 1000} s to find it; wait, so that what they hold is theirs",
-            )
-        if not live:
-            raise RefusedError(
-                Code.FAILED_PRECONDITION, "no node lives that could say what it holds; start them"
-            )
-        if silent := [each.name for each in live if each.name not in loads or each.beat is None]:
-            raise RefusedError(
-                Code.FAILED_PRECONDITION,
-                f"node {silent[0]!r} lives and does not say what it holds; wait for it, or stop it",
-            )
-        left = {each.name: each.beat.buckets_left for each in live if each.beat is not None}
-        if loading := [name for name, buckets in left.items() if buckets]:
-            raise RefusedError(
-                Code.FAILED_PRECONDITION,
-                f"node {loading[0]!r} has {left[loading[0]]:,} buckets left to load of the plan "
-                "that it acts by; wait for it, or stop it",
-            )
-        if not self.problem(now_ms):
-            raise RefusedError(
-                Code.FAILED_PRECONDITION,
-                f"all live nodes act by plans that `state` has, up to {self.epoch}: there is "
-                "nothing to adopt",
-            )
-
     def restored(self, now_ms: int) -> Writes:
         """Return all that a store has to hold, for one that lost its keys under us.
 
         The plan goes on under an epoch that no node can have.
         """
         if self.plan is not None:
-            told = [each.beat.plan_epoch for each in self.fleet if each.beat is not None]
             head = plan_pb2.Plan()
             head.CopyFrom(self.plan)
-            head.epoch = max(self.epoch, *told, 0) + EPOCHS_ABOVE
+            head.epoch = epoch_above(self.fleet, self.epoch)
             head.created_ms = now_ms
             self._replace(LaidPlan(head, self.layout))
         self.take()
@@ -679,36 +625,6 @@ class Control:
             settings=self.autopilot.kept_settings,
             jumps=True,
         )
-
-    def _follow_drift(self, now_ms: int) -> None:
-        """Look at the drift when it is time, and act on what a look has found."""
-        if self.operations.active():
-            return
-        if (measured := self.tasks.take(GainMeasured)) is not None:
-            found = measured.outcome
-            self.autopilot.compare(None if isinstance(found, RefusedError) else found, now_ms)
-        if (seen := self.tasks.take(DriftSeen)) is not None:
-            if seen.epoch == self.epoch:
-                self._take_look(seen.outcome, now_ms)
-            else:
-                self.autopilot.note_moved_on(seen.epoch, self.epoch, now_ms)
-        records = self.operations.records
-        loads = self.loads.by_node
-        if not self.tasks and self.autopilot.can_compare(records, loads, now_ms):
-            comparison = self.autopilot.build_comparison(
-                self._situation(now_ms, self.options.drift.half_life_s)
-            )
-            if comparison is not None:
-                self.tasks.add(comparison)
-        if not self.tasks and self.autopilot.is_due(now_ms):
-            look = self.autopilot.build_look(
-                self._situation(now_ms, self.options.drift.half_life_s),
-                loads,
-                self._drained(),
-                now_ms,
-            )
-            if look is not None:
-                self.tasks.add(look)
 
     def _look_forbidden(self, now_ms: int) -> Reason | None:
         """Return what forbids a look at the drift, whatever the mode; None: nothing does."""
@@ -729,34 +645,6 @@ class Control:
     def drift_looks(self) -> Mapping["control_pb2.DecisionOutcome.ValueType", int]:
         """Return how many looks that were due came to each outcome; none that is missing did."""
         return self.memory.drift.diagnosis.counts
-
-    def _take_look(self, outcome: LookFindings | RefusedError, now_ms: int) -> None:
-        """Judge what a look has found."""
-        situation = self._situation(now_ms, self.options.drift.half_life_s)
-        move_plan = None
-        if isinstance(outcome, LookFindings) and outcome.triggers:
-            try:
-                move_plan = build_moves("reshard", self.options.drift.planner, outcome, situation)
-            except RefusedError as error:
-                outcome = error
-        trust = Trust(self.fit.trusted, self.fit.error)
-        act = self.autopilot.take(outcome, move_plan, situation, trust, now_ms)
-        if act is not None:
-            ready = operation_of(act.request, act.move_plan, situation)
-            if ready.answer.HasField("before"):
-                ready.answer.model.CopyFrom(self.fit.message())
-            self._accept(ready, "drift", now_ms)
-
-    def _drained(self) -> set[str]:
-        """Return the nodes that an operator has drained: they get nothing by themselves.
-
-        A drain counts no more once its node was removed: who comes by that name is another.
-        """
-        return {
-            each.request.drain_node
-            for each in self.operations.records.values()
-            if not each.drained_node_left and each.operation.state not in (_FAILED, _ABORTED)
-        } - {""}
 
     def decisions(
         self, request: control_pb2.ListDecisionsRequest, now_ms: int

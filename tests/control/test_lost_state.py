@@ -5,7 +5,7 @@ import redis
 from control_bench import Bench, eventually
 
 from embertide.server.adapters.state import RedisState
-from embertide.server.core import control as core_control
+from embertide.server.core import lost_state
 from embertide.server.core.plan.adoption import EPOCHS_ABOVE
 from embertide.v1 import control_pb2
 
@@ -66,10 +66,10 @@ def test_a_successor_adopts_what_nodes_hold(bench: Bench, monkeypatch: pytest.Mo
     assert "plan adopt" in client.refused("StartReshard", request)[1]
     adopt = control_pb2.AdoptPlanRequest(request_id="a1", reason="it was flushed")
     # Not the time that has passed, but what it is compared with: then no machine is too slow.
-    monkeypatch.setattr(core_control, "FOUND_AGAIN_MS", 3_600_000)
+    monkeypatch.setattr(lost_state, "FOUND_AGAIN_MS", 3_600_000)
     code, why = client.refused("AdoptPlan", adopt)
     assert (code, "may take 3600 s to find it" in why) == ("FAILED_PRECONDITION", True)
-    monkeypatch.setattr(core_control, "FOUND_AGAIN_MS", 0)
+    monkeypatch.setattr(lost_state, "FOUND_AGAIN_MS", 0)
     answer = client.call("AdoptPlan", adopt, 20.0)
     assert answer.plan_epoch == before.epoch + EPOCHS_ABOVE
     assert {each.node: each.buckets for each in answer.nodes} == {"node-0": 20, "node-1": 0}

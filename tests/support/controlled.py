@@ -47,9 +47,9 @@ _PEER_TIMEOUT_S = 0.1  # of embertide_node
 _CLOCKS_APART_S = 0.01  # the control plane's, which counts whole milliseconds, and ours
 # The command, but with another time that nodes are given to find a new control plane.
 _PATIENT_FOR = """
-from embertide.server.core import control
+from embertide.server.core import lost_state
 from embertide.server.cli import main
-control.FOUND_AGAIN_MS = {}
+lost_state.FOUND_AGAIN_MS = {}
 main()
 """
 Keys = Sequence[tuple[int, int]]  # table, key
