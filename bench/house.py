@@ -14,7 +14,6 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 from bench import parts, report
 from bench.servers import ROOT, BenchError
@@ -76,7 +75,7 @@ def _python(root: Path, folder: str) -> Counted:
 
 def _cpp(root: Path, folder: str) -> Counted:
     files = [each for each in (root / folder).rglob("*") if each.suffix in {".cc", ".h"}]
-    files = [each for each in files if not _is_test(each) and not each.name.startswith("test_")]
+    files = [each for each in files if not _is_test(each)]
     friends = re.compile(r"^\s*friend ", re.MULTILINE)
     headers = [each for each in files if each.suffix == ".h"]
     return {
@@ -131,7 +130,6 @@ def _target(case: str, metric: str) -> float:
 
 def _measure(options: argparse.Namespace) -> Iterator[report.Row]:
     """Yield a row for each count: ours now, the peer before; a target is of ours alone."""
-    better: Literal["lower"] = "lower"
     with tempfile.TemporaryDirectory() as now, tempfile.TemporaryDirectory() as then:
         ours, before = count(_tree("HEAD", Path(now))), count(_tree(options.before, Path(then)))
     for (case, metric), value in ours.items():
@@ -139,7 +137,7 @@ def _measure(options: argparse.Namespace) -> Iterator[report.Row]:
         target = _target(case, metric)
         if target:
             name = (case, metric, unit)
-            yield report.measure(name, [value], better=better, target=target, claim=CLAIM)
+            yield report.measure(name, [value], better="lower", target=target, claim=CLAIM)
         former = before.get((case, metric), 0)
         if former:
             name = (case, f"{metric}, beside {options.before}", unit)
@@ -148,7 +146,7 @@ def _measure(options: argparse.Namespace) -> Iterator[report.Row]:
                 [value],
                 [former],
                 peer_name=options.before,
-                better=better,
+                better="lower",
                 target=0,
                 claim=CLAIM,
             )
