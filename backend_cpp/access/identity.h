@@ -11,7 +11,7 @@ class AuthContext;
 
 namespace embertide {
 
-// What a certificate or the line of a token says of its holder. The words are those of
+// A caller, as his certificate or the line of his token names him. The words are those of
 // server/services/identity.py.
 struct Identity {
   std::string role;   // reader, operator, node, trainer or control

@@ -6,7 +6,7 @@
 
 namespace embertide {
 
-// Of a port; one that comes beyond is closed at once.
+// A port has at most so many connections; a further one is closed at once.
 inline constexpr uint32_t kMaxConnections = 1024;
 inline constexpr int kHandshakeMs = 10'000;          // until a connection must have begun
 inline constexpr int kMaxConnectionIdleMs = 10'000;  // without a call

@@ -1,4 +1,4 @@
-// What every gRPC port of ours keeps, whoever connects: bounds of connections, calls and messages,
+// Bounds that every gRPC port of ours has, whoever connects: of connections, calls and messages;
 // and the answer to a question of health. Private to access, peer and front.
 #pragma once
 

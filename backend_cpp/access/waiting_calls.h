@@ -34,7 +34,7 @@ class WaitingCalls {
   // nothing for an empty place.
   bool Leave(Place* place);
   void EndLate();
-  // How many were cancelled.
+  // The number of calls that were cancelled.
   uint64_t late() const { return late_; }
 
  private:

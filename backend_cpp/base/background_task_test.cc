@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How many of the next rounds throw, and of the next starts are refused.
+// So many of the next rounds throw, and so many of the next starts are refused.
 std::atomic<int> throws{0};
 std::atomic<int> refuses{0};
 

@@ -82,7 +82,7 @@ std::string HeaderOf(MHD_Connection* connection, const char* name) {
 
 enum class Verb : uint8_t { kInfer, kDescribe, kReady };
 
-// What a path asks for, of which model.
+// A path: what it asks for, and the model that it names.
 struct Route {
   Verb verb;
   std::string model;

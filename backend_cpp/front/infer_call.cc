@@ -20,7 +20,7 @@ constexpr size_t kMaxNameBytes = 128;         // of a model, in the slow log
 
 grpc::Status Invalid(const std::string& why) { return {grpc::StatusCode::INVALID_ARGUMENT, why}; }
 
-// Of the caller's deadline; 0 if there is none.
+// Returns the time until the caller's deadline; 0 if there is none.
 uint64_t MicrosecondsLeft(const grpc::ServerContextBase& context) {
   const auto left = context.deadline() - std::chrono::system_clock::now();
   if (left > std::chrono::hours(24)) return 0;

@@ -35,7 +35,7 @@ class StageListener {
   ~StageListener() = default;
 };
 
-// What all of them share; outlives them.
+// InferLane: the state that all calls share. It outlives them.
 class InferLane {
  public:
   struct Options {
@@ -115,7 +115,7 @@ class InferCall final : public grpc::ServerGenericBidiReactor {
   void Refuse(const grpc::Status& status);
   void Refuse(Refused why, const grpc::Status& status);
   void RefuseExpired();
-  // Of an answer that gRPC has taken.
+  // Tells the listener and the slow log how long the stages took. Requires: gRPC has the answer.
   void NoteStages();
   // One of those that use it no longer does.
   void LetGo();

@@ -1,8 +1,8 @@
 // The messages of an inference, without copies of their tensors: a request whose raw tensors stay
 // in the slices that gRPC received, and an answer whose raw tensors are slices of their own.
 //
-// What a request makes of its bytes is bounded before any of it is made: kMaxHeadBytes of what is
-// not a raw tensor, kMaxTensors of each kind.
+// Memory is bounded before any is taken: a request has at most kMaxHeadBytes beside its raw
+// tensors, and at most kMaxTensors of each kind.
 #pragma once
 
 #include <google/protobuf/arena.h>
@@ -20,13 +20,13 @@
 
 namespace embertide::front {
 
-// Of a request without its raw tensors: names, shapes, parameters, and tensors that are written as
-// lists of numbers.
+// A head is a request without its raw tensors: names, shapes, parameters, and tensors that are
+// written as lists of numbers. It has at most so many bytes.
 inline constexpr size_t kMaxHeadBytes = 1 << 20;
 // Inputs, outputs, parameters, and raw tensors: so many of each.
 inline constexpr size_t kMaxTensors = 256;
-// What a byte of a head may become once it is a message: an entry of a map of two bytes is a node
-// of a hash table.
+// A byte of a head takes at most so many bytes as a message: two bytes may be an entry of a map,
+// which is a node of a hash table.
 inline constexpr size_t kHeadGrowth = 64;
 
 using Bytes = std::span<const uint8_t>;
@@ -34,7 +34,7 @@ using Bytes = std::span<const uint8_t>;
 // A request. Not thread-safe. Requires: what it was read from outlives it.
 class InferMessage {
  public:
-  // Of how many bytes the head is, and whether the message has its form: nothing is made of it yet.
+  // Finds the head and the raw tensors, and proves the form of the message. Copies nothing.
   // INVALID_ARGUMENT, saying what is wrong.
   grpc::Status Split(std::span<const Bytes> slices);
   size_t head_bytes() const { return head_bytes_; }

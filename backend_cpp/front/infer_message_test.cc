@@ -49,7 +49,7 @@ std::string Text(std::span<const Bytes> pieces) {
   return text;
 }
 
-// What the split message is as one message again.
+// Returns the parts of a split message as one message.
 ModelInferRequest Whole(const InferMessage& message) {
   ModelInferRequest whole = message.head();
   for (size_t i = 0; i < message.raw_tensors(); ++i) {

@@ -21,7 +21,7 @@ grpc::Status FromJson(std::string_view body, inference::ModelInferRequest* reque
 // INTERNAL if a tensor is not of its shape and type.
 grpc::Status ToJson(const inference::ModelInferResponse& response, std::string* body);
 std::string ToJson(const inference::ModelMetadataResponse& response);
-// What a refused caller is answered.
+// The answer to a refused caller.
 std::string ErrorJson(const std::string& why);
 
 }  // namespace embertide::front

@@ -1,4 +1,4 @@
-// What each call of the protocol is, who may make it, and its answer.
+// Service: each call of the protocol, who may make it, and its answer.
 #include "front/service.h"
 
 #include <google/protobuf/util/json_util.h>
@@ -272,7 +272,7 @@ grpc::Status Service::Answer(std::string_view method, const Guest& guest,
           return status;
         });
   }
-  // Of a model and one of its versions.
+  // Asks Triton about one version of a model.
   const auto of_model = [&](const auto& request, const auto& call, auto* response) {
     int64_t version = 0;
     grpc::Status status = ReadVersion("version", request.version(), &version);

@@ -54,7 +54,7 @@ class SlowLog {
   mutable std::mutex mutex_;
   Span minute_{std::chrono::seconds(10), std::vector<Slot>(7)};
   Span hour_{std::chrono::minutes(5), std::vector<Slot>(13)};
-  // What one must be slower than, until a slot ends.
+  // A request must be slower than this to be kept, until a slot ends.
   std::atomic<double> floor_us_{0};
   std::atomic<int64_t> slot_ends_{0};  // Time's count
 };

@@ -15,7 +15,7 @@ namespace embertide::front {
 inline constexpr std::array<std::string_view, 6> kStages = {"parse",  "queue", "peers",
                                                             "lookup", "net",   "send"};
 
-// What the backend says of a request, taken out of its response; all 0 of another backend's.
+// Times that our backend put into a response; all 0 if another backend answered.
 struct BackendStages {
   int64_t began_ns = 0;
   int64_t peers_ns = 0;
@@ -26,7 +26,7 @@ struct BackendStages {
 bool TakeStage(std::string_view name, TRITONSERVER_ParameterType type, const void* value,
                BackendStages* stages);
 
-// Of the steady clock.
+// Returns the time of the steady clock.
 int64_t SteadyNs();
 struct Moments {
   int64_t arrived_ns = 0;   // the message is here
@@ -37,8 +37,8 @@ struct Moments {
 
 struct StageTimes {
   double whole_us = 0;
-  // Of each of kStages; what a backend did not tell is negative. They add up to no more than the
-  // whole: what none of them takes is Triton's and the backend's own work on requests and answers.
+  // The time of each of kStages; negative if the backend did not tell it. They add up to no more
+  // than the whole: the rest is Triton's and the backend's own work on requests and answers.
   std::array<double, kStages.size()> us{};
 };
 StageTimes TimesOf(const Moments& moments, const BackendStages& backend);

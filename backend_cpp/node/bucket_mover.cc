@@ -21,10 +21,11 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kAddAgain{500};   // after an add that failed
 constexpr milliseconds kLookAgain{100};  // after one that an older move holds up
-// Of a device's DDR, what a bucket that joins leaves free. A node that is full can take no version,
-// and then its peers can ask it for nothing.
+// A bucket that joins leaves one part in so many of a device's DDR free. A node that is full can
+// take no version, and then its peers can ask it for nothing.
 constexpr uint64_t kVersionRoom = 8;
-// What is answered at a pin that peers no longer take: longer than a request and five beats.
+// Reads at a pin that peers no longer take have ended after this: it is longer than a request and
+// five beats.
 constexpr milliseconds kPinsEnd{1000};
 // How much nicer a thread that adds buckets is than those that answer: a tenth of their weight.
 // They get the core at once; on a machine without room it still comes to its end, which versions
