@@ -10,15 +10,20 @@ from embertide._common.extras import needed_by
 
 with needed_by("config", "train"):
     from embertide.trainer.config import (
+        DCT,
+        AllReduce,
         Codecs,
         CountersConfig,
         DenseConfig,
         EvalConfig,
         FeatureConfig,
         HeadConfig,
+        Hop,
         LabelJoin,
+        LocalSGD,
         ModelConfig,
         OptimizerConfig,
+        PartialAllReduce,
         PruneConfig,
         PublishBudget,
         RunConfig,
@@ -35,15 +40,20 @@ with needed_by("config", "train"):
     )
 
 __all__ = [
+    "DCT",
+    "AllReduce",
     "Codecs",
     "CountersConfig",
     "DenseConfig",
     "EvalConfig",
     "FeatureConfig",
     "HeadConfig",
+    "Hop",
     "LabelJoin",
+    "LocalSGD",
     "ModelConfig",
     "OptimizerConfig",
+    "PartialAllReduce",
     "PruneConfig",
     "PublishBudget",
     "RunConfig",

@@ -46,7 +46,7 @@ def private(source: str) -> list[str]:
 @pytest.mark.parametrize("module", PUBLIC.values(), ids=PUBLIC)
 def test_a_public_module_has_what_it_names_and_says_what_it_is(module: object) -> None:
     names = getattr(module, "__all__", [])
-    assert list(names) == sorted(names, key=lambda n: (not n[0].isupper(), n))
+    assert list(names) == sorted(names, key=lambda n: (not n.isupper(), not n[0].isupper(), n))
     assert all(getattr(module, name) is not None for name in names)
     assert (module.__doc__ or "").strip()
 

@@ -124,8 +124,15 @@ def explained(run: RunConfig) -> str:
 
 
 def attributes(kind: type) -> dict[str, str]:
-    """Return what a class's docstring says of each attribute, on one line each."""
-    _, _, text = (inspect.getdoc(kind) or "").partition("Attributes:\n")
+    """Return what docstrings of a class and its bases say of each attribute, on one line each."""
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        _, _, text = inspect.cleandoc(each.__doc__ or "").partition("Attributes:\n")
+        found |= _attributes(text)
+    return found
+
+
+def _attributes(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in text.splitlines():
         named = re.match(r"    (\w+): (.*)", line)
@@ -155,6 +162,8 @@ class _Explainer:
             says = attributes(type(value))
             yield f"{indent}{before}{name}("
             for field in dataclasses.fields(value):
+                if not field.init:
+                    continue
                 for line in textwrap.wrap(says[field.name], _COLUMNS - len(inner) - 2):
                     yield f"{inner}# {line}"
                 yield from self.lines(getattr(value, field.name), f"{field.name}=", ",", inner)

@@ -27,14 +27,15 @@ from embertide.trainer.commands.inputs import (
     run_for,
 )
 from embertide.trainer.commands.listening import METRICS_HOST, MetricsHost
-from embertide.trainer.config import PruneConfig, RunConfig
+from embertide.trainer.config import PruneConfig, RunConfig, Sync
+from embertide.trainer.config.sync import STRATEGIES, parse_sync
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.presets import preset_model
 
 # Options that are settings of a run: a run's file has them, or the command line.
 _PACE = ("publish_every_s", "snapshot_every")
-_SETTINGS = (*("seed", "batch_size", "threads", "cpu", "bus_bytes"),)
+_SETTINGS = (*("seed", "batch_size", "threads", "cpu", "bus_bytes", "sync"),)
 
 
 def _folder(text: str) -> Path:
@@ -50,6 +51,14 @@ def _folder(text: str) -> Path:
     if file is not None:
         raise typer.BadParameter(f"{file} is a file: give a folder to publish to")
     return path
+
+
+def _sync(text: str) -> Sync:
+    """Return the strategy that an option names."""
+    try:
+        return parse_sync(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _print_config(preset: str | None) -> None:
@@ -239,6 +248,15 @@ def command(
         Path | None,
         typer.Option(help="Sharding plan file.", show_default="balanced"),
     ] = None,
+    sync: Annotated[
+        Any,
+        typer.Option(
+            parser=_sync,
+            metavar="NAME[:SETTING=VALUE,...]",
+            help="How ranks bring their dense nets together, as dct or dct:density=0.01: "
+            f"{', '.join(STRATEGIES)}.",
+        ),
+    ] = "all_reduce",
 ) -> None:
     """Train on a stream of events and publish as the model learns.
 

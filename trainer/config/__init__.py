@@ -29,6 +29,15 @@ from embertide.trainer.config.run import (
     PublishBudget,
     RunConfig,
 )
+from embertide.trainer.config.sync import (
+    DCT,
+    AllReduce,
+    AsynchronousSync,
+    Hop,
+    LocalSGD,
+    PartialAllReduce,
+    Sync,
+)
 from embertide.trainer.config.tables import (
     MOST_PUBLISHED,
     NO_TIME,
@@ -45,10 +54,13 @@ from embertide.trainer.config.tables import (
 
 __all__ = [
     "BEFORE",
+    "DCT",
     "HOUR_OF_DAY",
     "MOST_PUBLISHED",
     "NETS",
     "NO_TIME",
+    "AllReduce",
+    "AsynchronousSync",
     "Codec",
     "Codecs",
     "CountersConfig",
@@ -58,12 +70,15 @@ __all__ = [
     "FeatureConfig",
     "FeatureKeys",
     "HeadConfig",
+    "Hop",
     "LabelJoin",
+    "LocalSGD",
     "ModelConfig",
     "NetDevice",
     "NetDtype",
     "Optimizer",
     "OptimizerConfig",
+    "PartialAllReduce",
     "Pooling",
     "PruneConfig",
     "PublishBudget",
@@ -71,6 +86,7 @@ __all__ = [
     "RunConfig",
     "ScheduleConfig",
     "SequenceConfig",
+    "Sync",
     "TableConfig",
     "Utility",
 ]

@@ -8,6 +8,7 @@ from embertide.trainer.config.evaluation import EvalConfig
 from embertide.trainer.config.labels import LabelJoin
 from embertide.trainer.config.learning import OptimizerConfig, PruneConfig
 from embertide.trainer.config.model import ModelConfig
+from embertide.trainer.config.sync import AllReduce, Sync, check_sync
 from embertide.trainer.config.user_objects import name_of
 
 NetDtype = Literal["fp32", "bf16", "bf16_emulated"]
@@ -118,6 +119,8 @@ class RunConfig:
         most_set_aside: Batches in a row that may be put aside, as they would make the net not
             finite; one more ends the run.
         codecs: How rows and gradients travel between ranks; of no matter to one rank.
+        sync: How ranks bring their dense nets together: `AllReduce()` or `DCT()` in every step; or
+            `PartialAllReduce()`, `Hop()` or `LocalSGD()`, whose ranks need not be at the same step.
         evaluation: What the run measures of itself, and the events that it holds out.
     """
 
@@ -150,6 +153,7 @@ class RunConfig:
     ssd_directory: str = ""
     most_set_aside: int = 20
     codecs: Codecs = dataclasses.field(default_factory=Codecs)
+    sync: Sync = dataclasses.field(default_factory=AllReduce)
     evaluation: EvalConfig = dataclasses.field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
@@ -187,6 +191,7 @@ class RunConfig:
             raise ValueError(f"net_dtype is {self.net_dtype!r}; use one of {get_args(NetDtype)}")
         if self.net_device not in get_args(NetDevice):
             raise ValueError(f"net_device is {self.net_device!r}; use one of {get_args(NetDevice)}")
+        check_sync(self.sync)
         if self.full_snapshot_every > 1 and self.publish_budget is not None:
             raise ValueError(
                 f"full_snapshot_every is {self.full_snapshot_every}, and publish_budget holds rows "

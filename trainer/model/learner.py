@@ -29,10 +29,11 @@ from embertide.trainer.model.loss import Loss
 from embertide.trainer.model.schedule import Schedule
 from embertide.trainer.model.statistics import Statistics, draw_seed
 from embertide.trainer.model.transforms import make_transforms
-from embertide.trainer.sync.dense import AllReduce, DenseSync
+from embertide.trainer.sync.dense import DenseSync
 from embertide.trainer.sync.exchange import Asked
 from embertide.trainer.sync.plan import Ownership
 from embertide.trainer.sync.ranks import Ranks
+from embertide.trainer.sync.strategy import make_dense_sync
 
 # Its square is a number in fp32, which Adam keeps.
 _MAX_GRADIENT = 1e19
@@ -131,7 +132,7 @@ class Learner:
         # Fused: one pass over a tensor; else ten, which small batches feel.
         self.optimizer = torch.optim.Adam(learned, lr=run.optimizer.dense_learning_rate, fused=True)
         self._beside = self.ranks.channel("dense")
-        self.sync: DenseSync = AllReduce(learned, self._beside)
+        self.sync: DenseSync = make_dense_sync(run.sync, learned, self._beside)
         self._statistics = Statistics(self.net, self.ranks) if run.model.is_own_net else None
         self.origin_ms: int | None = None
         self.counters = Counters(run.model)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from embertide._common.background import healths
 from embertide._common.room import is_no_room, no_room
 from embertide.trainer.config import RunConfig
+from embertide.trainer.config.sync import check_ranks
 from embertide.trainer.data.ahead import read_ahead
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.crosses import crossed
@@ -154,6 +155,7 @@ class Trainer:
             self.ranks.channel(name)
             for name in ("loop", "saver", "publish", "events", "keys", "rows", "dense")
         ]
+        check_ranks(run.sync, self.ranks.size)
         check_same(
             self._channel, "configuration", settings(run) | {"folder": str(publication.path)}
         )

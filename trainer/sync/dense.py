@@ -1,8 +1,9 @@
 """How the replicas of the dense net stay one: a strategy behind an interface.
 
 A step gives every rank the gradients of its part of a batch. A strategy makes of them what each
-rank's optimizer takes. With `AllReduce` that is their sum, the same bits on every rank, so the
-replicas never differ: a run of many ranks is synchronous, and repeats bit for bit.
+rank's optimizer takes. With `GradientSum` that is their sum, the same bits on every rank, so the
+replicas never differ: a run of many ranks is synchronous, and repeats bit for bit. Which strategy
+a run has, its configuration says (`RunConfig.sync`).
 """
 
 import weakref
@@ -12,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from embertide.trainer.config.sync import GradientValues
 from embertide.trainer.sync.channel import Channel, Pending
 
 _TOGETHER = 1 << 20
@@ -45,16 +47,20 @@ class _GradientGroup:
         self.pending: Pending | None = None
 
 
-class AllReduce:
-    """Adds up the gradients of all ranks (torch.distributed's all-reduce), in fp32.
+class GradientSum:
+    """Adds up the gradients of all ranks: torch.distributed's all-reduce, in fp32 or fp16.
 
-    What backward makes first, of the net's last layers, travels while it makes the rest. Gradients
-    of a net on a GPU pass through the memory of the host.
+    What is added up beside them is fp32 in any case. The gradients that backward makes first, of
+    the net's last layers, travel while it makes the rest. Those of a net on a GPU pass through the
+    memory of the host.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], channel: Channel) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], channel: Channel, values: GradientValues = "fp32"
+    ) -> None:
         """Watch the gradients of a net, on a channel of the training thread."""
         self.accumulates = False
+        self._dtype = torch.float16 if values == "fp16" else torch.float32
         self._channel = channel
         self._groups: list[_GradientGroup] = []
         self._device = parameters[0].device if parameters else torch.device("cpu")
@@ -97,7 +103,7 @@ class AllReduce:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [each.grad.reshape(-1) for each in group.parameters if each.grad is not None]
         flat = torch.cat([*gradients, *(each.to(self._device) for each in beside)])
-        group.pending = self._channel.sum(flat.cpu(), "dense")
+        group.pending = self._channel.sum(flat.to(self._dtype).cpu(), "dense")
         self._begun += 1
 
     def finish(self, beside: Tensor) -> Callable[[], Tensor]:
@@ -106,7 +112,10 @@ class AllReduce:
             return lambda: beside
         while self._begun < len(self._groups) - 1:
             self._begin(self._groups[self._begun])
-        self._begin(self._groups[-1], [beside])
+        exact = self._dtype == torch.float32
+        # Rounded gradients and what is beside them, which must not be, are two messages.
+        apart = None if exact else self._channel.sum(beside, "beside")
+        self._begin(self._groups[-1], [beside] if exact else [beside[:0]])
 
         def wait() -> Tensor:
             flat = beside
@@ -122,6 +131,6 @@ class AllReduce:
                 flat = flat[begin:]
                 group.pending, group.missing = None, len(group.parameters)
             self._begun = 0
-            return flat
+            return flat if apart is None else apart.wait()
 
         return wait

@@ -9,6 +9,8 @@ A checkpoint holds the settings of its run as JSON. They are compared with today
     is gone, this build lacks it    refused if it was changed from its default then
     is in FREE_TO_CHANGE            ignored: no byte depends on it
 
+`sync` is one setting: a strategy is compared as a whole, by its name and its values.
+
 A setting is named by its path, as `optimizer.sparse_learning_rate` or `model.tables[2].dim`.
 docs/design/0010-compatibility.md has the promise that this keeps.
 """
@@ -21,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from embertide.trainer.config import BEFORE, OptimizerConfig, PruneConfig, RunConfig, ScheduleConfig
+from embertide.trainer.config.sync import STRATEGIES
 from embertide.trainer.errors import ConfigurationError
 
 FREE_TO_CHANGE = frozenset(
@@ -44,6 +47,8 @@ FREE_TO_CHANGE = frozenset(
 )
 """Settings on which no byte depends: a run may go on with others."""
 
+_SYNC = "sync"
+
 ALLOWED = frozenset(
     {
         "batch_size",
@@ -57,6 +62,7 @@ ALLOWED = frozenset(
         "snapshot_every",
         "codecs.rows",
         "codecs.gradients",
+        _SYNC,
         "publish_budget.bytes_per_s",
         "publish_budget.max_age_versions",
         *(f"optimizer.{field.name}" for field in dataclasses.fields(OptimizerConfig)),
@@ -179,6 +185,8 @@ def parsed(kind: type[_Config], saved: Mapping[str, Any]) -> _Config:
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if not field.init:
+            continue
         if field.name in saved:
             values[field.name] = _value(hints[field.name], saved[field.name])
         elif BEFORE in field.metadata:
@@ -192,7 +200,8 @@ def _value(hint: Any, saved: Any) -> Any:
     if isinstance(saved, list):
         return tuple(_value(kinds[0] if kinds else Any, each) for each in saved)
     if isinstance(saved, dict):
-        for each in (hint, *kinds):
+        named = STRATEGIES.get(saved.get("strategy", ""))
+        for each in (hint, *kinds) if named is None else (named,):
             if dataclasses.is_dataclass(each) and isinstance(each, type):
                 return parsed(each, saved)
     return saved
@@ -289,15 +298,32 @@ def _changed(value: Any, path: str) -> Iterator[str]:
         return
     for field in dataclasses.fields(value):
         mine, name = getattr(value, field.name), f"{path}.{field.name}" if path else field.name
-        if dataclasses.is_dataclass(mine) or _are_parts(mine):
+        if dataclasses.is_dataclass(mine) and _is_another_kind(mine, _default(field)):
+            yield name
+        elif dataclasses.is_dataclass(mine) or _are_parts(mine):
             yield from _changed(mine, name)
         elif _is_required(field) or mine != _default(field):
             yield name
 
 
+def _compare_sync(saved: dict[str, Any], value: Any) -> Iterator[Difference]:
+    """Yield one difference at most: what two strategies have does not compare."""
+    is_same_kind = saved.get("strategy") == value.strategy
+    inner = list(_compare(saved, value, "")) if is_same_kind else []
+    if inner or not is_same_kind:
+        is_known = all(each.is_known for each in inner)
+        yield Difference(_SYNC, saved, _json(value), is_known=is_known)
+
+
+def _is_another_kind(value: Any, default: Any) -> bool:
+    return dataclasses.is_dataclass(default) and type(value) is not type(default)
+
+
 def _compare(saved: Any, value: Any, path: str) -> Iterator[Difference]:
     """Yield what differs between a value of a checkpoint, as JSON, and one of a run."""
-    if dataclasses.is_dataclass(value) and isinstance(saved, dict):
+    if path == _SYNC and isinstance(saved, dict):
+        yield from _compare_sync(saved, value)
+    elif dataclasses.is_dataclass(value) and isinstance(saved, dict):
         fields = {field.name: field for field in dataclasses.fields(value)}
         for name in {**saved, **fields}:
             inner = f"{path}.{name}" if path else name

@@ -1,0 +1,32 @@
+"""The strategy of a run: makes what its configuration names, for the ranks that there are."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from embertide.trainer.config.sync import AllReduce, Sync, check_ranks
+from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.sync.channel import Channel
+from embertide.trainer.sync.dense import DenseSync, GradientSum
+
+
+def make_dense_sync(sync: Sync, parameters: Sequence[nn.Parameter], channel: Channel) -> DenseSync:
+    """Return a strategy that watches the gradients of a net.
+
+    Args:
+        sync: What the run says.
+        parameters: Of the net; those that learn.
+        channel: Of the training thread.
+
+    Raises:
+        ConfigurationError: The strategy is not for so many ranks.
+    """
+    check_ranks(sync, channel.size)
+    if isinstance(sync, AllReduce):
+        return GradientSum(parameters, channel, sync.values)
+    if channel.size == 1:
+        return GradientSum(parameters, channel)
+    raise ConfigurationError(
+        f"sync is {type(sync).__name__}, and the run has {channel.size} ranks, which take every"
+        " step together: use AllReduce(), or one rank"
+    )
