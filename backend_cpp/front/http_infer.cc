@@ -2,7 +2,6 @@
 
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
-#include <microhttpd.h>
 
 #include <condition_variable>
 #include <mutex>
@@ -11,9 +10,9 @@
 #include <unordered_set>
 #include <utility>
 
-#include "access/address.h"
 #include "base/number.h"
 #include "front/budget.h"
+#include "front/http_daemon.h"
 #include "front/json_message.h"
 #include "inference/messages.pb.h"
 
@@ -21,8 +20,7 @@ namespace embertide::front {
 namespace {
 
 constexpr unsigned kMaxConnections = 256;
-constexpr unsigned kMaxConnectionsOfOne = 128;  // of one address
-constexpr unsigned kSilenceSeconds = 10;
+constexpr unsigned kMaxConnectionsOfOne = 128;
 constexpr size_t kConnectionBytes = 32 << 10;
 constexpr std::chrono::seconds kMostTime{60};  // of a call
 constexpr unsigned kOk = MHD_HTTP_OK;
@@ -65,14 +63,8 @@ Answer Refusal(const grpc::Status& status) {
   return Refusal(HttpCode(status.error_code()), status.error_message());
 }
 
-MHD_Result Reply(MHD_Connection* connection, Answer answer) {
-  MHD_Response* const response = MHD_create_response_from_buffer(
-      answer.body.size(), answer.body.data(), MHD_RESPMEM_MUST_COPY);
-  if (response == nullptr) return MHD_NO;
-  MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, "application/json");
-  const MHD_Result queued = MHD_queue_response(connection, answer.code, response);
-  MHD_destroy_response(response);
-  return queued;
+MHD_Result ReplyJson(MHD_Connection* connection, const Answer& answer) {
+  return Reply(connection, answer.code, answer.body, "application/json");
 }
 
 std::string HeaderOf(MHD_Connection* connection, const char* name) {
@@ -184,11 +176,11 @@ struct HttpInfer::Impl {
   const HttpInferOptions options;
   grpc::GenericStub stub;
   Budget bodies;
-  MHD_Daemon* daemon = nullptr;
   std::mutex mutex;
   std::condition_variable idle;
   std::unordered_set<Call*> at_work;  // under mutex
   bool ending = false;                // under mutex
+  HttpDaemon daemon;                  // last: it uses the members above
 };
 
 std::unique_ptr<HttpInfer::Impl::Call> HttpInfer::Impl::Begin(MHD_Connection* connection,
@@ -254,7 +246,7 @@ MHD_Result HttpInfer::Impl::Send(Call* call, const char* method) {
   {
     const std::lock_guard lock(mutex);
     if (ending) {
-      return Reply(call->connection, Refusal(MHD_HTTP_SERVICE_UNAVAILABLE, "the server ends"));
+      return ReplyJson(call->connection, Refusal(MHD_HTTP_SERVICE_UNAVAILABLE, "the server ends"));
     }
     at_work.insert(call);
   }
@@ -282,7 +274,7 @@ void HttpInfer::Impl::Done(Call* call, const grpc::Status& status) {
 }
 
 MHD_Result HttpInfer::Impl::Finish(Call* call) {
-  if (call->answer) return Reply(call->connection, std::move(*call->answer));
+  if (call->answer) return ReplyJson(call->connection, *call->answer);
   if (call->sent) return MHD_YES;
   const Route& route = call->route;
   if (route.verb == Verb::kInfer) {
@@ -293,7 +285,7 @@ MHD_Result HttpInfer::Impl::Finish(Call* call) {
     call->body = {};
     if (!read.ok()) {
       options.tally->AddRefused(Refused::kMessage);
-      return Reply(call->connection, Refusal(read));
+      return ReplyJson(call->connection, Refusal(read));
     }
     call->question = BytesOf(request);
     return Send(call, "ModelInfer");
@@ -322,7 +314,7 @@ MHD_Result HttpInfer::Impl::Handle(MHD_Connection* connection, const char* url, 
   if (*seen == nullptr) {
     std::optional<Answer> refused;
     std::unique_ptr<Call> call = Begin(connection, url, method, &refused);
-    if (refused) return Reply(connection, std::move(*refused));
+    if (refused) return ReplyJson(connection, *refused);
     *seen = call.release();
     return MHD_YES;
   }
@@ -337,11 +329,6 @@ MHD_Result HttpInfer::Impl::Handle(MHD_Connection* connection, const char* url, 
 
 Result<std::unique_ptr<HttpInfer>> HttpInfer::Start(const HttpInferOptions& options,
                                                     std::shared_ptr<grpc::Channel> channel) {
-  const std::string cannot = "inferences cannot be answered over HTTP at " + options.listen + ": ";
-  const Result<std::shared_ptr<addrinfo>> address = ListenAddresses(options.listen);
-  if (!address.ok()) {
-    return Status(Code::kInvalidArgument, cannot + address.status().message());
-  }
   auto impl = std::make_unique<Impl>(options, std::move(channel));
   const auto handle = [](void* self, MHD_Connection* connection, const char* url,
                          const char* method, const char* /*version*/, const char* upload,
@@ -357,32 +344,28 @@ Result<std::unique_ptr<HttpInfer>> HttpInfer::Start(const HttpInferOptions& opti
     if (*seen != nullptr) static_cast<Impl*>(self)->Forget(static_cast<Impl::Call*>(*seen));
     *seen = nullptr;
   };
-  unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
-  if (address.value()->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
-  impl->daemon = MHD_start_daemon(
-      flags, 0, nullptr, nullptr, +handle, impl.get(), MHD_OPTION_SOCK_ADDR,
-      address.value()->ai_addr, MHD_OPTION_NOTIFY_COMPLETED,
-      static_cast<MHD_RequestCompletedCallback>(+completed), impl.get(),
-      MHD_OPTION_CONNECTION_LIMIT, kMaxConnections, MHD_OPTION_PER_IP_CONNECTION_LIMIT,
-      kMaxConnectionsOfOne, MHD_OPTION_CONNECTION_TIMEOUT, kSilenceSeconds,
-      MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionBytes, MHD_OPTION_END);
-  if (impl->daemon == nullptr) {
-    return Status(Code::kDeviceError, cannot + "the address is in use or not of this machine");
-  }
+  Result<HttpDaemon> daemon = StartHttpDaemon({.listen = options.listen,
+                                               .what = "inferences cannot be answered over HTTP",
+                                               .flags = MHD_ALLOW_SUSPEND_RESUME,
+                                               .max_connections = kMaxConnections,
+                                               .max_connections_of_one = kMaxConnectionsOfOne,
+                                               .connection_bytes = kConnectionBytes,
+                                               .answer = +handle,
+                                               .completed = +completed,
+                                               .self = impl.get()});
+  if (!daemon.ok()) return daemon.status();
+  impl->daemon = std::move(daemon.value());
   return std::unique_ptr<HttpInfer>(new HttpInfer(std::move(impl)));
 }
 
 HttpInfer::HttpInfer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 HttpInfer::~HttpInfer() {
-  {
-    std::unique_lock lock(impl_->mutex);
-    impl_->ending = true;
-    for (Impl::Call* const call : impl_->at_work) call->context.TryCancel();
-    // No connection may be suspended when the daemon ends.
-    impl_->idle.wait(lock, [this] { return impl_->at_work.empty(); });
-  }
-  MHD_stop_daemon(impl_->daemon);
+  std::unique_lock lock(impl_->mutex);
+  impl_->ending = true;
+  for (Impl::Call* const call : impl_->at_work) call->context.TryCancel();
+  // No connection may be suspended when the daemon ends.
+  impl_->idle.wait(lock, [this] { return impl_->at_work.empty(); });
 }
 
 }  // namespace embertide::front

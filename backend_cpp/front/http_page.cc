@@ -1,36 +1,22 @@
 #include "front/http_page.h"
 
-#include <microhttpd.h>
-
 #include <string_view>
 #include <utility>
 
-#include "access/address.h"
+#include "front/http_daemon.h"
 
 namespace embertide::front {
 namespace {
 
 constexpr unsigned kMaxConnections = 64;
-constexpr unsigned kMaxConnectionsOfOne = 16;  // of one address
-constexpr unsigned kSilenceSeconds = 10;
+constexpr unsigned kMaxConnectionsOfOne = 16;
 constexpr size_t kConnectionBytes = 16 << 10;
-
-MHD_Result Reply(MHD_Connection* connection, unsigned code, const std::string& text,
-                 const char* type) {
-  MHD_Response* const response = MHD_create_response_from_buffer(
-      text.size(), const_cast<char*>(text.data()), MHD_RESPMEM_MUST_COPY);
-  if (response == nullptr) return MHD_NO;
-  MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
-  const MHD_Result queued = MHD_queue_response(connection, code, response);
-  MHD_destroy_response(response);
-  return queued;
-}
 
 }  // namespace
 
 struct HttpPage::Impl {
   HttpAnswers answers;
-  MHD_Daemon* daemon = nullptr;
+  HttpDaemon daemon;
 
   MHD_Result Answer(MHD_Connection* connection, std::string_view url,
                     std::string_view method) const {
@@ -53,11 +39,6 @@ struct HttpPage::Impl {
 };
 
 Result<std::unique_ptr<HttpPage>> HttpPage::Start(const std::string& listen, HttpAnswers answers) {
-  const std::string cannot = "health and metrics cannot be answered at " + listen + ": ";
-  const Result<std::shared_ptr<addrinfo>> address = ListenAddresses(listen);
-  if (!address.ok()) {
-    return Status(Code::kInvalidArgument, cannot + address.status().message());
-  }
   auto impl = std::make_unique<Impl>();
   impl->answers = std::move(answers);
   const auto handle = [](void* self, MHD_Connection* connection, const char* url,
@@ -76,21 +57,20 @@ Result<std::unique_ptr<HttpPage>> HttpPage::Start(const std::string& listen, Htt
       return MHD_NO;  // no memory: the connection ends
     }
   };
-  unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD;
-  if (address.value()->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
-  impl->daemon = MHD_start_daemon(
-      flags, 0, nullptr, nullptr, +handle, impl.get(), MHD_OPTION_SOCK_ADDR,
-      address.value()->ai_addr, MHD_OPTION_CONNECTION_LIMIT, kMaxConnections,
-      MHD_OPTION_PER_IP_CONNECTION_LIMIT, kMaxConnectionsOfOne, MHD_OPTION_CONNECTION_TIMEOUT,
-      kSilenceSeconds, MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionBytes, MHD_OPTION_END);
-  if (impl->daemon == nullptr) {
-    return Status(Code::kDeviceError, cannot + "the address is in use or not of this machine");
-  }
+  Result<HttpDaemon> daemon = StartHttpDaemon({.listen = listen,
+                                               .what = "health and metrics cannot be answered",
+                                               .max_connections = kMaxConnections,
+                                               .max_connections_of_one = kMaxConnectionsOfOne,
+                                               .connection_bytes = kConnectionBytes,
+                                               .answer = +handle,
+                                               .self = impl.get()});
+  if (!daemon.ok()) return daemon.status();
+  impl->daemon = std::move(daemon.value());
   return std::unique_ptr<HttpPage>(new HttpPage(std::move(impl)));
 }
 
 HttpPage::HttpPage(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-HttpPage::~HttpPage() { MHD_stop_daemon(impl_->daemon); }
+HttpPage::~HttpPage() = default;
 
 }  // namespace embertide::front
