@@ -19,6 +19,7 @@
 #include "front/budget.h"
 #include "front/callers.h"
 #include "front/core.h"
+#include "front/infer_answer.h"
 #include "front/infer_message.h"
 #include "front/slow_log.h"
 #include "front/stages.h"
@@ -104,11 +105,6 @@ class InferCall final : public grpc::ServerGenericBidiReactor {
   static void Completed(TRITONSERVER_InferenceResponse* response, uint32_t flags, void* userp);
 
   grpc::Status Submit();
-  grpc::Status Make(TRITONSERVER_InferenceRequest* request);
-  grpc::Status SetParameters(TRITONSERVER_InferenceRequest* request);
-  grpc::Status AddInputs(TRITONSERVER_InferenceRequest* request);
-  grpc::Status AddOutputs(TRITONSERVER_InferenceRequest* request);
-  grpc::Status AnswerFrom(TRITONSERVER_InferenceResponse* response);
   grpc::Status Take(uint64_t bytes);
   void End(const grpc::Status& status);
   // Finish, noting its code.
@@ -140,11 +136,9 @@ class InferCall final : public grpc::ServerGenericBidiReactor {
 
   grpc::StatusCode code_ = grpc::StatusCode::UNKNOWN;  // that it ends with
   Moments moments_;
-  BackendStages stages_;
-  int64_t version_ = 0;  // of the answer
 
   std::vector<grpc::Slice> tensors_;  // of the answer, as the backend asks for them
-  grpc::ByteBuffer answer_;
+  InferAnswer answer_;
 };
 
 }  // namespace embertide::front
