@@ -1,7 +1,7 @@
 // The front's metrics, through Triton's calls for metrics of others.
 #include "front/metrics.h"
 
-#include <iterator>
+#include <utility>
 
 namespace embertide::front {
 namespace {
@@ -55,13 +55,13 @@ Metrics::Metrics(const Core& core, Service& service) : core_(core), service_(ser
         std::pair<const char*, uint64_t>("caller_bytes", of_one.bytes)}) {
     Add(family, Kind::kGauge, {{"of", of}}, [most = most] { return most; });
   }
-  whole_us_ = MakeHistogram(Family("embertide_front_request_us", TRITONSERVER_METRIC_KIND_HISTOGRAM,
-                                   "From the last byte of a request to its answer's sending"),
-                            {});
+  whole_us_ = Make(Family("embertide_front_request_us", TRITONSERVER_METRIC_KIND_HISTOGRAM,
+                          "From the last byte of a request to its answer's sending"),
+                   {}, kDurationsUs);
   family = Family("embertide_front_stage_us", TRITONSERVER_METRIC_KIND_HISTOGRAM,
                   "Where the time of a request went, by stage");
   for (size_t s = 0; s < kStages.size(); ++s) {
-    stage_us_[s] = MakeHistogram(family, {{"stage", std::string(kStages[s])}});
+    stage_us_[s] = Make(family, {{"stage", std::string(kStages[s])}}, kDurationsUs);
   }
   Publish();
   service_.SetStageListener(this);
@@ -90,35 +90,10 @@ TRITONSERVER_MetricFamily* Metrics::Family(const char* name, TRITONSERVER_Metric
 }
 
 TRITONSERVER_Metric* Metrics::Make(TRITONSERVER_MetricFamily* family, const Labels& labels,
-                                   const TRITONSERVER_MetricArgs* args) const {
+                                   std::span<const double> buckets) const {
   if (family == nullptr) return nullptr;
-  const Calls& calls = core_.calls();
-  std::vector<const TRITONSERVER_Parameter*> parameters;
-  for (const auto& [label, text] : labels) {
-    parameters.push_back(calls.ParameterNew(label, TRITONSERVER_PARAMETER_STRING, text.c_str()));
-  }
-  TRITONSERVER_Metric* metric = nullptr;
-  const bool made = core_.Worked(
-      calls.MetricNewWithArgs(&metric, family, parameters.data(), parameters.size(), args),
-      "a metric");
-  for (const auto* parameter : parameters) {
-    calls.ParameterDelete(const_cast<TRITONSERVER_Parameter*>(parameter));
-  }
-  return made ? metric : nullptr;
-}
-
-TRITONSERVER_Metric* Metrics::MakeHistogram(TRITONSERVER_MetricFamily* family,
-                                            const Labels& labels) const {
-  const Calls& calls = core_.calls();
-  TRITONSERVER_MetricArgs* args = nullptr;
-  if (!core_.Worked(calls.MetricArgsNew(&args), "a histogram")) return nullptr;
-  TRITONSERVER_Metric* metric = nullptr;
-  if (core_.Worked(calls.MetricArgsSetHistogram(args, kDurationsUs, std::size(kDurationsUs)),
-                   "a histogram")) {
-    metric = Make(family, labels, args);
-  }
-  core_.Worked(calls.MetricArgsDelete(args), "a histogram");
-  return metric;
+  const auto worked = [this](TRITONSERVER_Error* error) { return core_.Worked(error, "a metric"); };
+  return triton::MakeMetric(core_.calls(), worked, family, labels, buckets);
 }
 
 void Metrics::Add(TRITONSERVER_MetricFamily* family, Kind kind, Labels labels,
@@ -134,7 +109,7 @@ void Metrics::Publish() {
     const uint64_t value = series.value();
     // Most pairs of method and code never are.
     if (series.metric == nullptr && value == 0 && series.labels.size() > 1) continue;
-    if (series.metric == nullptr) series.metric = Make(series.family, series.labels, nullptr);
+    if (series.metric == nullptr) series.metric = Make(series.family, series.labels, {});
     if (series.metric == nullptr || series.shown == value) continue;
     core_.Worked(
         series.kind == Kind::kCounter

@@ -11,13 +11,14 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "front/core.h"
 #include "front/service.h"
 #include "front/stages.h"
+#include "triton/make_metric.h"
 
 namespace embertide::front {
 
@@ -33,7 +34,7 @@ class Metrics final : public StageListener {
   void Hear(const StageTimes& times) const override;
 
  private:
-  using Labels = std::vector<std::pair<const char*, std::string>>;
+  using Labels = triton::Labels;
   enum class Kind : uint8_t { kCounter, kGauge };
   struct Series {
     TRITONSERVER_MetricFamily* family = nullptr;
@@ -46,8 +47,7 @@ class Metrics final : public StageListener {
   TRITONSERVER_MetricFamily* Family(const char* name, TRITONSERVER_MetricKind kind,
                                     const char* help);
   TRITONSERVER_Metric* Make(TRITONSERVER_MetricFamily* family, const Labels& labels,
-                            const TRITONSERVER_MetricArgs* args) const;
-  TRITONSERVER_Metric* MakeHistogram(TRITONSERVER_MetricFamily* family, const Labels& labels) const;
+                            std::span<const double> buckets) const;
   void Add(TRITONSERVER_MetricFamily* family, Kind kind, Labels labels,
            std::function<uint64_t()> value);
   void Observe(TRITONSERVER_Metric* metric, double us) const;

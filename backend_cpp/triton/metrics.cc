@@ -23,6 +23,16 @@ constexpr auto kHistogram = TRITONSERVER_METRIC_KIND_HISTOGRAM;
 constexpr double kDurationsUs[] = {20,   50,    100,   200,   500,    1000,   2000,
                                    5000, 10000, 20000, 50000, 100000, 200000, 500000};
 
+// For MakeMetric.
+struct LinkedCalls {
+  static constexpr auto MetricArgsNew = &TRITONSERVER_MetricArgsNew;
+  static constexpr auto MetricArgsSetHistogram = &TRITONSERVER_MetricArgsSetHistogram;
+  static constexpr auto MetricArgsDelete = &TRITONSERVER_MetricArgsDelete;
+  static constexpr auto MetricNewWithArgs = &TRITONSERVER_MetricNewWithArgs;
+  static constexpr auto ParameterNew = &TRITONSERVER_ParameterNew;
+  static constexpr auto ParameterDelete = &TRITONSERVER_ParameterDelete;
+};
+
 struct FamilyInfo {
   const char* name;
   TRITONSERVER_MetricKind kind;
@@ -186,28 +196,16 @@ TRITONSERVER_Metric* MetricFamilies::Make(const std::string& name, const std::st
                                           const Labels& labels) const {
   const Family& family = Of(name);
   if (family.family == nullptr) return nullptr;
-  std::vector<const TRITONSERVER_Parameter*> parameters;
-  const auto add = [&](const char* label, const std::string& text) {
-    parameters.push_back(
-        TRITONSERVER_ParameterNew(label, TRITONSERVER_PARAMETER_STRING, text.c_str()));
+  Labels all = {{"model", model}};
+  all.insert(all.end(), labels.begin(), labels.end());
+  const auto worked = [](TRITONSERVER_Error* error) {
+    const bool good = error == nullptr;
+    LogIfError(error, "metric");
+    return good;
   };
-  add("model", model);
-  for (const auto& [label, text] : labels) add(label, text);
-  TRITONSERVER_MetricArgs* args = nullptr;
-  if (family.kind == kHistogram) {
-    LogIfError(TRITONSERVER_MetricArgsNew(&args), "metric");
-    LogIfError(TRITONSERVER_MetricArgsSetHistogram(args, kDurationsUs, std::size(kDurationsUs)),
-               "metric");
-  }
-  TRITONSERVER_Metric* metric = nullptr;
-  LogIfError(TRITONSERVER_MetricNewWithArgs(&metric, family.family, parameters.data(),
-                                            parameters.size(), args),
-             "metric");
-  if (args != nullptr) LogIfError(TRITONSERVER_MetricArgsDelete(args), "metric");
-  for (const auto* parameter : parameters) {
-    TRITONSERVER_ParameterDelete(const_cast<TRITONSERVER_Parameter*>(parameter));
-  }
-  return metric;
+  std::span<const double> buckets;
+  if (family.kind == kHistogram) buckets = kDurationsUs;
+  return MakeMetric(LinkedCalls{}, worked, family.family, all, buckets);
 }
 
 void MetricFamilies::AddLoad(const std::string& model, bool loaded) {

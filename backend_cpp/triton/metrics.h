@@ -21,12 +21,11 @@
 #include "base/background_task.h"
 #include "base/mutex.h"
 #include "embertide/node.h"
+#include "triton/make_metric.h"
 #include "triton/request.h"
 #include "triton/triton_abi.h"
 
 namespace embertide::triton {
-
-using Labels = std::vector<std::pair<const char*, std::string>>;
 
 // The families; one of it in the backend, outliving every ModelMetrics. With a server that has
 // metrics off, everything here does nothing.
