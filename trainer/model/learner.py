@@ -388,6 +388,7 @@ class Learner:
         kept = self._statistics is None or self._statistics.are_finite()
         if not (kept and bool((norms < _MAX_GRADIENT).all())):
             self.rows.drop_gradients()
+            self.sync.undo()
             if self._statistics is not None:
                 self._statistics.restore()
             what = "loss" if not torch.isfinite(loss) else "gradients" if kept else "statistics"

@@ -102,6 +102,8 @@ class RunState:
         self.learner.transforms = found.transforms()
         self.learner.net.load_state_dict(saved.net)
         self.learner.load_optimizer(saved.optimizer)
+        if saved.config.get("sync", {}).get("strategy") == self.run.sync.strategy:
+            self.learner.sync.restore(found.sync_states())
         self.prequential = saved.prequential
         self.monitor.restore(*saved.monitor)
         self.heads.restore(*saved.heads)
@@ -141,6 +143,7 @@ class RunState:
             waiting=None if self.waiting is None else self.waiting.state(),
             plan=plan.text(self.run.model, self.rows.ownership),
             load=self._load(),
+            sync=self.learner.sync.state(),
         )
 
     def _load(self) -> list[list[int]]:

@@ -7,10 +7,11 @@ a run has, its configuration says (`RunConfig.sync`).
 """
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embertide.trainer.config.sync import GradientValues
@@ -34,7 +35,20 @@ class DenseSync(Protocol):
 
         Returns:
             Waits for all: gradients are then those of all ranks, and it returns the sum of
-            `beside`. It may raise RankLostError.
+            `beside`, which is overwritten. It may raise RankLostError.
+        """
+
+    def undo(self) -> None:
+        """Be as before the last step, which the ranks do not take: its sums are not finite."""
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return a copy of what this rank keeps from step to step, by name; empty: nothing."""
+
+    def restore(self, states_R: Sequence[Mapping[str, NDArray[Any]]]) -> None:
+        """Take what `state` gave on each rank of a checkpoint, of any number of ranks.
+
+        Args:
+            states_R: By rank; none where the run had another strategy.
         """
 
 
@@ -134,3 +148,13 @@ class GradientSum:
             return flat if apart is None else apart.wait()
 
         return wait
+
+    def undo(self) -> None:
+        """See `DenseSync`; it keeps nothing."""
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """See `DenseSync`; it keeps nothing."""
+        return {}
+
+    def restore(self, states_R: Sequence[Mapping[str, NDArray[Any]]]) -> None:
+        """See `DenseSync`; it keeps nothing."""

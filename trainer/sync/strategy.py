@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from embertide.trainer.config.sync import AllReduce, Sync, check_ranks
+from embertide.trainer.config.sync import DCT, AllReduce, Sync, check_ranks
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.sync.channel import Channel
+from embertide.trainer.sync.dct import LargestGradients
 from embertide.trainer.sync.dense import DenseSync, GradientSum
 
 
@@ -26,7 +27,11 @@ def make_dense_sync(sync: Sync, parameters: Sequence[nn.Parameter], channel: Cha
         return GradientSum(parameters, channel, sync.values)
     if channel.size == 1:
         return GradientSum(parameters, channel)
+    if isinstance(sync, DCT):
+        if sync.density == 1:  # nothing is held back
+            return GradientSum(parameters, channel, sync.values)
+        return LargestGradients(parameters, channel, sync)
     raise ConfigurationError(
         f"sync is {type(sync).__name__}, and the run has {channel.size} ranks, which take every"
-        " step together: use AllReduce(), or one rank"
+        " step together: use AllReduce() or DCT(), or one rank"
     )

@@ -9,6 +9,8 @@ A checkpoint belongs to a snapshot of the same version and holds what serving ha
                             with its own buckets (rows-1.safetensors ...)
       dense.safetensors     net and optimizer
       scores.safetensors    the scores of the current day
+      sync.safetensors      what the strategy of synchronisation keeps, if it does: one file a rank
+                            (sync-1.safetensors ...)
       checkpoint.json       last: all else, and the hash of every file and bucket
 
 It is written before the snapshot appears, and counts once the snapshot is there: so a snapshot is
@@ -77,6 +79,7 @@ OLDEST = 5  # that is read; what has changed since stands where it is read
 _OF_ONE_RANK = 6  # written by one rank: builds before many ranks read it
 _PARTIAL = f".{CHECKPOINT}"
 _ROWS = "rows.safetensors"  # of rank 0; that of another has its number before the dot
+_SYNC = "sync.safetensors"  # as _ROWS
 _DENSE = "dense.safetensors"
 _SCORES = "scores.safetensors"
 _MONITOR = "monitor.safetensors"
@@ -148,6 +151,8 @@ class Checkpoint:
     journals: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # journal_lines
     origin: dict[str, str] = dataclasses.field(default_factory=dict)  # FolderOrigin's fields
     waiting: DelayedLabelState | None = None  # impressions whose labels are to come, as of `done`
+    # DenseSync.state of this rank; of a checkpoint that was read, `sync_states` has all ranks'.
+    sync: dict[str, NDArray[Any]] = dataclasses.field(default_factory=dict)
 
 
 def _folder(publication: Publication, version: VersionId, *, increment: bool = False) -> Path:
@@ -159,8 +164,8 @@ def folder_of(publication: Publication, version: VersionId) -> Path:
     return _folder(publication, version, increment=is_increment(publication, version))
 
 
-def _rows_file(rank: int) -> str:
-    return _ROWS if rank == 0 else f"rows-{rank}.safetensors"
+def _of_rank(path: str, rank: int) -> str:
+    return path if rank == 0 else path.replace(".", f"-{rank}.", 1)
 
 
 def _state_name(rank: int) -> str:
@@ -216,7 +221,7 @@ class CheckpointWriter:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._folder.mkdir(parents=True)
         with channel.together():
-            self._rows = (self._folder / _rows_file(channel.rank)).open("wb")
+            self._rows = (self._folder / _of_rank(_ROWS, channel.rank)).open("wb")
         self._buckets: list[dict[str, Any]] = []
         self._files: list[dict[str, Any]] = []
 
@@ -269,8 +274,12 @@ class CheckpointWriter:
         with self._channel.together():
             self._rows.flush()
             os.fsync(self._rows.fileno())
-        said = self._channel.gather(self._buckets, "places")
-        self._buckets = [bucket for each in said for bucket in each]
+            if checkpoint.sync:
+                data = safetensors.numpy.save(checkpoint.sync)
+                self._write(_of_rank(_SYNC, self._channel.rank), data)
+        said = self._channel.gather([self._buckets, self._files], "places")
+        self._buckets = [bucket for buckets, _ in said for bucket in buckets]
+        self._files = [file for _, files in said for file in files]
         with self._channel.together():
             if self._channel.first:
                 assert manifest is not None
@@ -378,6 +387,7 @@ class SavedCheckpoint:
         self._files = {each["path"]: each for each in body["files"]}
         self._buckets = {(each["table"], each["bucket"]): each for each in body["buckets"]}
         self._format: int = body["format"]
+        self._ranks: int = body.get("ranks", 1)
         self._infos: dict[tuple[str, int], dict[str, Any]] | None = None  # of the snapshot's files
         self._check_snapshot(body["manifest_sha256"])
         self._base: SavedCheckpoint | None = None
@@ -400,7 +410,7 @@ class SavedCheckpoint:
             optimizer=_with_tensors(body["optimizer"], tensors),
             rows=(
                 *body["rows"],
-                [stream[_state_name(rank)].tobytes() for rank in range(body.get("ranks", 1))],
+                [stream[_state_name(rank)].tobytes() for rank in range(self._ranks)],
             ),
             histories=[
                 HistoryState(
@@ -418,6 +428,16 @@ class SavedCheckpoint:
             if "monitor" in body
             else ({}, {}),
         )
+
+    def sync_states(self) -> list[dict[str, NDArray[Any]]]:
+        """Return what `DenseSync.state` gave on each rank, by rank; empty: it kept nothing.
+
+        Raises:
+            HarmedCheckpointError: A file of it is not what was written.
+            CheckpointError: It cannot be read now.
+        """
+        paths = [_of_rank(_SYNC, rank) for rank in range(self._ranks)]
+        return [safetensors.numpy.load(self._read(each)) for each in paths if each in self._files]
 
     def _refusal(self, path: Path, what: str) -> CheckpointError:
         return HarmedCheckpointError(f"{path} {what}", self._version)
@@ -489,7 +509,7 @@ class SavedCheckpoint:
     def _arrays(self, files: "_Files", table: str, bucket: int) -> dict[str, NDArray[Any]]:
         named = self._buckets.get((table, bucket), {})
         rank = named.get("rank", 0)
-        path = _rows_file(rank)
+        path = _of_rank(_ROWS, rank)
         name = f"{path}, bucket {bucket} of table {table}"
         if not named:
             raise self._refusal(self._folder / name, f"is not named by {CHECKPOINT}")
