@@ -97,16 +97,52 @@ void Doorway::Close() {
 
 Doorway::~Doorway() { Close(); }
 
-bool Doorway::HasPlace() {
-  if (taken_.size() < most_) return true;
+Doorway::Doorway(const Options& options)
+    : max_connections_(options.max_connections),
+      max_connections_of_address_(options.max_connections_of_address != 0
+                                      ? options.max_connections_of_address
+                                      : options.max_connections - options.max_connections / 4),
+      tasks_(options.tasks) {}
+
+Doorway::Caller Doorway::CallerAt(const sockaddr_storage& address) {
+  Caller caller{};
+  if (address.ss_family == AF_INET) {
+    const auto& at = reinterpret_cast<const sockaddr_in&>(address);
+    caller[10] = caller[11] = 0xff;
+    std::memcpy(&caller[12], &at.sin_addr, 4);
+  } else if (address.ss_family == AF_INET6) {
+    const auto& at = reinterpret_cast<const sockaddr_in6&>(address);
+    std::memcpy(caller.data(), &at.sin6_addr, IN6_IS_ADDR_V4MAPPED(&at.sin6_addr) ? 16 : 8);
+  }
+  return caller;
+}
+
+bool Doorway::IsFull(const Caller& caller) const {
+  if (taken_.size() >= max_connections_) return true;
+  const auto found = taken_by_.find(caller);
+  return found != taken_by_.end() && found->second >= max_connections_of_address_;
+}
+
+void Doorway::Forget(int socket) {
+  const auto taken = taken_.find(socket);
+  if (taken == taken_.end()) return;
+  const auto by = taken_by_.find(taken->second.caller);
+  if (--by->second == 0) taken_by_.erase(by);
+  taken_.erase(taken);
+}
+
+bool Doorway::HasPlace(const Caller& caller) {
+  if (!IsFull(caller)) return true;
   const auto now = std::chrono::steady_clock::now();
   if (now - swept_ < kSweepRest) return false;
   swept_ = now;
-  std::erase_if(taken_, [](const auto& each) {
+  std::vector<int> ended;
+  for (const auto& [socket, connection] : taken_) {
     uint64_t cookie = 0;
-    return !CookieOf(each.first, &cookie) || cookie != each.second;
-  });
-  return taken_.size() < most_;
+    if (!CookieOf(socket, &cookie) || cookie != connection.cookie) ended.push_back(socket);
+  }
+  for (const int socket : ended) Forget(socket);
+  return !IsFull(caller);
 }
 
 Status Doorway::Accept() {
@@ -116,21 +152,27 @@ Status Doorway::Accept() {
   if (::poll(ready.data(), ready.size(), kPollMs) <= 0) return Status::Ok();
   for (const pollfd& each : ready) {
     if (each.revents == 0) continue;
-    const int socket = ::accept4(each.fd, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    sockaddr_storage from{};
+    socklen_t bytes = sizeof(from);
+    const int socket = ::accept4(each.fd, reinterpret_cast<sockaddr*>(&from), &bytes,
+                                 SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (socket < 0) {
       if (errno == EAGAIN || errno == ECONNABORTED || errno == EINTR) continue;
       return {Code::kResourceExhausted,
               std::string("a connection cannot be accepted: ") + std::strerror(errno)};
     }
+    Forget(socket);  // whose number it is: that connection has ended
     uint64_t cookie = 0;
-    if (!HasPlace() || !CookieOf(socket, &cookie)) {
+    const Caller caller = CallerAt(from);
+    if (!HasPlace(caller) || !CookieOf(socket, &cookie)) {
       ++refused_;
       ::close(socket);
       continue;
     }
     const int on = 1;
     ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    taken_[socket] = cookie;
+    taken_[socket] = {cookie, caller};
+    ++taken_by_[caller];
     connections_ = static_cast<uint32_t>(taken_.size());
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters given;
     given.listener_fd = each.fd;

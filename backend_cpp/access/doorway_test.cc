@@ -32,12 +32,14 @@ class Health final : public grpc::CallbackGenericService {
   }
 };
 
-// A server with a doorway of `most` connections.
+// A server with a doorway of `most` connections, of one address `of_one`; 0: as many.
 struct Serving {
-  explicit Serving(uint32_t most, const std::string& listen = "127.0.0.1:0") {
+  explicit Serving(uint32_t most, const std::string& listen = "127.0.0.1:0", uint32_t of_one = 0) {
     grpc::ServerBuilder builder;
     SetListenerBounds(&builder);
-    auto made = Doorway::Of({.listen = listen, .max_connections = most},
+    auto made = Doorway::Of({.listen = listen,
+                             .max_connections = most,
+                             .max_connections_of_address = of_one == 0 ? most : of_one},
                             grpc::InsecureServerCredentials(), &builder);
     EXPECT_TRUE(made.ok()) << made.status().ToString();
     doorway = std::move(*made);
@@ -58,7 +60,12 @@ struct Serving {
 // A TCP connection; closed as it ends.
 class Stranger {
  public:
-  explicit Stranger(int port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+  // `from`: an address of this machine, 127.0.0.N.
+  explicit Stranger(int port, int from = 1) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in own{};
+    own.sin_family = AF_INET;
+    own.sin_addr.s_addr = htonl(INADDR_LOOPBACK - 1 + static_cast<uint32_t>(from));
+    EXPECT_EQ(::bind(socket_, reinterpret_cast<sockaddr*>(&own), sizeof(own)), 0);
     sockaddr_in at{};
     at.sin_family = AF_INET;
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -99,6 +106,34 @@ TEST(Doorway, LetsInAsManyAsItHasPlacesFor) {
   EXPECT_FALSE(fourth.IsLetIn());
   EXPECT_EQ(serving.doorway->refused(), 1U);
   EXPECT_EQ(serving.doorway->connections(), 3U);
+}
+
+TEST(Doorway, OneAddressLeavesPlacesToOthers) {
+  Serving serving(4, "127.0.0.1:0", 2);
+  const int port = serving.doorway->port();
+  Stranger first(port, 2);
+  Stranger second(port, 2);
+  Stranger third(port, 2);
+  EXPECT_TRUE(first.IsLetIn());
+  EXPECT_TRUE(second.IsLetIn());
+  EXPECT_FALSE(third.IsLetIn());
+  Stranger other(port, 3);
+  EXPECT_TRUE(other.IsLetIn());
+  EXPECT_EQ(serving.doorway->refused(), 1U);
+}
+
+TEST(Doorway, PlacesOfAnAddressAreTakenAgain) {
+  Serving serving(8, "127.0.0.1:0", 1);
+  const int port = serving.doorway->port();
+  for (int round = 0; round < 5; ++round) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    bool let_in = false;
+    while (!let_in && std::chrono::steady_clock::now() < deadline) {
+      Stranger one(port, 2);
+      let_in = one.IsLetIn();
+    }
+    ASSERT_TRUE(let_in) << round;
+  }
 }
 
 TEST(Doorway, APlaceThatIsLeftIsTakenAgain) {
