@@ -36,6 +36,7 @@ from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.sync.exchange import Asked, BagKeys, Exchange, Travelling
 from embertide.trainer.sync.plan import Ownership, balanced
 from embertide.trainer.sync.ranks import Ranks
+from embertide.trainer.sync.row_server import RowServer, ServedExchange
 
 Keys = NDArray[np.int64]
 _MAX_THREADS = 64  # that the store shares a step by
@@ -146,6 +147,12 @@ class EmbeddingStore(nn.Module):
             `Ranks.join()` names those that torchrun started; None: this process alone.
         ownership: Who owns which bucket; None: a balanced plan.
         codecs: How rows and gradients travel.
+        max_staleness: Ranks learn whole batches by themselves, and the gradients of so many may
+            come between the time when a batch reads rows and its own; None: ranks take every step
+            together.
+
+    Attributes:
+        served: With `max_staleness`, how ranks read and change one another's rows; else None.
     """
 
     def __init__(
@@ -163,6 +170,7 @@ class EmbeddingStore(nn.Module):
         ssd_directory: str = "",
         new_row_accesses: int = 1,
         prune: PruneConfig | None = None,
+        max_staleness: int | None = None,
     ) -> None:
         """Open the store."""
         super().__init__()
@@ -194,7 +202,8 @@ class EmbeddingStore(nn.Module):
                     " its buckets to ranks"
                 )
         if self.ranks.size > 1:
-            self.exchange = Exchange(
+            made = Exchange if max_staleness is None else ServedExchange
+            self.exchange = made(
                 self.ranks,
                 learned,
                 owned,
@@ -202,6 +211,10 @@ class EmbeddingStore(nn.Module):
                 counting=new_row_accesses > 1
                 or (prune is not None and prune.utility in ("norms", "accesses")),
             )
+        self.served: ServedExchange | None = None
+        if isinstance(self.exchange, ServedExchange) and max_staleness is not None:
+            self.served = self.exchange
+            self.served.server = RowServer(max_staleness, self._serve_rows, self._apply)
         self._on_ssd = ssd_budget_bytes > 0
         self.steps = self._pruned_at = self.passes = 0
         self.pruned: _store.PruneOutcome | None = None  # the newest pass
@@ -307,6 +320,10 @@ class EmbeddingStore(nn.Module):
             self.store.bring_rows([(bag[0], bag[1]) for bag in bags], threads=_threads())
         return self.store.lookup_bags(bags, threads=_threads(), places=follows)
 
+    def _serve_rows(self, bags: "Sequence[_store.BagLookup]") -> None:
+        """Look bags up for a rank that learns a batch by itself; another thread may train."""
+        self.store.lookup_bags(bags, threads=_threads())
+
     def pool(self, bags_F: Sequence[Bags], asked: Asked | None = None) -> Tensor:
         """Return embeddings_BE for any number of keys a feature, pooled as its config says.
 
@@ -395,7 +412,8 @@ class EmbeddingStore(nn.Module):
             assert each.asked is not None
             pieces = [(bags[2], bags[3]) for bags in each.gradients(gradient)]
             sums = each.asked.routed.sum(pieces)
-            self._given.append((each.asked, exchange.give(each.asked, sums)))
+            if (travelling := exchange.give(each.asked, sums)) is not None:
+                self._given.append((each.asked, travelling))
 
     def _gradients(self) -> list[tuple[_Pass, Floats]]:
         """Return the passes since the last step, each with its gradient; a part may be empty."""
@@ -415,12 +433,18 @@ class EmbeddingStore(nn.Module):
         update.
 
         Returns:
-            How many rows were updated; of those that this rank owns.
+            How many rows were updated; of those that this rank owns. Where rows are served, 0:
+            their owners have counted them.
 
         Raises:
             RuntimeError: A forward pass has no gradient yet (backward was not called); no row
                 has changed then.
         """
+        if self.served is not None:
+            self.send()
+            self._passes.clear()
+            self._given = None
+            return 0
         bags: list[_store.BagGradients] = []
         places: list[_store.RowPlaces | None] = []
         if self.exchange is None:
@@ -434,6 +458,16 @@ class EmbeddingStore(nn.Module):
                 bags += of_ranks
                 places += found
         self._record_sensitivities()
+        updated = self._apply(bags, places)
+        self.drop_gradients()
+        return updated
+
+    def _apply(
+        self,
+        bags: "Sequence[_store.BagGradients]",
+        places: "Sequence[_store.RowPlaces | None]" = (),
+    ) -> int:
+        """Take a step of the optimizer, and what follows each."""
         updated = self.store.apply_gradients(
             bags,
             learning_rate=self.optimizer.sparse_learning_rate,
@@ -445,7 +479,6 @@ class EmbeddingStore(nn.Module):
             threads=_threads(),
             places=places,
         )
-        self.drop_gradients()
         self.steps += 1
         self._prune()
         self.store.maintain()
@@ -453,6 +486,10 @@ class EmbeddingStore(nn.Module):
 
     def drop_gradients(self) -> None:
         """Forget the forward passes since the last step: the rows learn nothing from them."""
+        for each in self._passes if self.served is not None else ():
+            assert self.served is not None
+            assert each.asked is not None
+            self.served.release(each.asked)
         self._passes.clear()
         for asked, travelling in self._given or ():
             if self.exchange is not None and not travelling.taken:

@@ -212,8 +212,10 @@ class Exchange:
 
     # --- gradients --------------------------------------------------------------------------------
 
-    def give(self, asked: Asked, sums: Floats) -> "Travelling":
+    def give(self, asked: Asked, sums: Floats) -> "Travelling | None":
         """Send the summed gradients of a batch's keys to their owners.
+
+        Returns what comes of others; None: nothing does.
 
         Args:
             asked: What `ask` gave.

@@ -25,6 +25,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from embertide.trainer.sync import calls
+from embertide.trainer.sync.calls import Calls
 from embertide.trainer.sync.channel import Channel, Pending, RankError, RankLostError, Traffic
 
 TIMEOUT_S = 600.0
@@ -187,6 +189,7 @@ class Ranks:
         self._store = store
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._channels: dict[str, Channel] = {}
+        self._calls: Calls | None = None
         self._told = False
 
     @classmethod
@@ -233,12 +236,27 @@ class Ranks:
             self._channels[name] = GlooChannel(self, group)
         return self._channels[name]
 
+    def calls(self) -> Calls:
+        """Return the calls from one rank to another, made at first use, as channels are.
+
+        There is more than one rank.
+        """
+        if self._calls is None:
+            try:
+                store = dist.PrefixStore("calls", self._store)
+                group = dist.ProcessGroupGloo(store, self.rank, self.size, calls.timeout())
+            except RuntimeError as error:
+                raise self.lost(error) from error
+            self._calls = Calls(self, group)
+        return self._calls
+
     @property
     def traffic(self) -> dict[str, Traffic]:
         """What this rank has sent, by kind."""
         found: dict[str, Traffic] = {}
-        for channel in list(self._channels.values()):
-            for kind, each in list(channel.traffic.items()):
+        sent = [channel.traffic for channel in list(self._channels.values())]
+        for traffic in sent if self._calls is None else [*sent, self._calls.traffic]:
+            for kind, each in list(traffic.items()):
                 total = found.setdefault(kind, Traffic())
                 total.messages += each.messages
                 total.bytes += each.bytes
