@@ -1,5 +1,6 @@
-# The messages of proto/ in C++ (embertide_proto), its services (embertide_grpc), and those of the
-# inference protocol (embertide_inference). Included by backend_cpp.
+# The messages of proto/ in C++ (embertide_proto), its services (embertide_grpc), those of the
+# inference protocol (embertide_inference), and a node's options as structs (embertide_settings).
+# Included by backend_cpp.
 find_package(Protobuf REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(GRPC REQUIRED IMPORTED_TARGET grpc++)
@@ -32,7 +33,22 @@ foreach(name model_config messages)
     DEPENDS ${proto}/inference/messages.proto ${proto}/inference/model_config.proto VERBATIM)
   list(APPEND inference ${generated}/inference/${name}.pb.cc ${generated}/inference/${name}.pb.h)
 endforeach()
-add_custom_target(embertide_generated DEPENDS ${messages} ${services} ${inference})
+# A node's options: protoc reads the declaration, and a program of ours makes C++ of it.
+set(options ${generated}/embertide/v1/options.pb.cc)
+set(settings ${generated}/embertide/settings.h)
+add_custom_command(OUTPUT ${options} ${generated}/embertide/v1/options.pb.h
+  COMMAND protobuf::protoc -I ${proto} --cpp_out=${generated} embertide/v1/options.proto
+  DEPENDS ${proto}/embertide/v1/options.proto VERBATIM)
+add_executable(write_options ${proto}/write_options.cc ${options})
+target_include_directories(write_options SYSTEM PRIVATE ${generated})
+target_link_libraries(write_options PRIVATE protobuf::libprotobuf)
+add_custom_command(OUTPUT ${settings} COMMAND write_options ${settings}
+  DEPENDS write_options VERBATIM)
+add_custom_target(embertide_write_settings DEPENDS ${settings})
+add_library(embertide_settings INTERFACE)
+target_include_directories(embertide_settings SYSTEM INTERFACE ${generated})
+add_dependencies(embertide_settings embertide_write_settings)
+add_custom_target(embertide_generated DEPENDS ${messages} ${services} ${inference} ${settings})
 add_library(embertide_inference STATIC ${inference})
 target_include_directories(embertide_inference SYSTEM PUBLIC ${generated})
 target_link_libraries(embertide_inference PUBLIC protobuf::libprotobuf)

@@ -114,7 +114,7 @@ void Fleet::MakeParts(RedisAddress redis_address, const Access& access) {
       [this] { BeatNow(); });
   versions_ = std::make_unique<CommonVersions>(state_, [this] { return peers_->LiveRanges(); });
   PeerPoolOptions pool;
-  pool.name = options.name;
+  pool.name = options.node;
   pool.tokens = access.tokens;
   pool.credentials = access.credentials;
   pool.tasks = &state_->tasks();

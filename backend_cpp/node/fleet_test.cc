@@ -823,7 +823,7 @@ TEST(FleetNodeTest, ASealIsBroughtInLineWithThePlan) {
   NodeOptions sealed = fleet.Options(1);
   sealed.ssd_budget_bytes = 8ULL << 20;
   sealed.ssd_directory = directory;
-  sealed.ssd_seal_interval_ms = 1;
+  sealed.ssd_seal_interval = std::chrono::milliseconds(1);
   fleet.Start(0, fleet.Options(0));
   fleet.Start(1, sealed);
   fleet.model.WriteDelta({2, 1}, {1, 1}, ManyRows(kKeys / 2, 100));

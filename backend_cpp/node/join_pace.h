@@ -13,7 +13,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 
 namespace embertide {
 
@@ -24,8 +23,8 @@ class JoinPace {
   static constexpr std::chrono::milliseconds kStepTime{10};
   static constexpr uint32_t kRest = 1;  // times what a step took
 
-  explicit JoinPace(uint64_t step_bytes = 1 << 20, std::optional<uint32_t> rest = {})
-      : step_bytes_(step_bytes), rest_(rest.value_or(kRest)) {}
+  explicit JoinPace(uint64_t step_bytes = 1 << 20, uint32_t rest = kRest)
+      : step_bytes_(step_bytes), rest_(rest) {}
 
   // What the next step may add.
   size_t buckets() const { return buckets_; }

@@ -159,7 +159,7 @@ int Run(int argc, char** argv) {
         options.control = value;
         break;
       case 'n':
-        options.name = value;
+        options.node = value;
         break;
       case 'g':
         wrong = ParseNumber(value, 0U, std::numeric_limits<uint32_t>::max(), &options.group);
@@ -213,7 +213,7 @@ int Run(int argc, char** argv) {
         wrong = ParseNumber(value, uint64_t{0}, kMost, &options.ssd_compaction_bytes_per_s);
         break;
       case 'i':
-        wrong = ParseNumber(value, uint64_t{0}, uint64_t{1} << 32, &options.ssd_seal_interval_ms);
+        wrong = ParseMs(value, 0, int64_t{1} << 32, &options.ssd_seal_interval);
         break;
       case 'I':
         wrong = ParseNumber(value, uint64_t{0}, kMost, &options.ssd_seal_bytes_per_s);
@@ -231,7 +231,7 @@ int Run(int argc, char** argv) {
         wrong = ParseNumber(value, uint64_t{1}, kMost, &options.join_step_bytes);
         break;
       case 'J':
-        wrong = ParseNumber(value, 0U, 1000U, &options.join_rest.emplace());
+        wrong = ParseNumber(value, 0U, 1000U, &options.join_rest);
         break;
       case 'f':
         options.plan_file = value;

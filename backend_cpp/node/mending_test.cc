@@ -19,7 +19,7 @@ class NodeMendingTest : public SsdNodeTest {
  protected:
   NodeMendingTest() : SsdNodeTest(std::chrono::seconds(120)), rows_(All()) {  // of a sanitizer
     options_.ssd_compaction_bytes_per_s = 0;
-    options_.ssd_seal_interval_ms = 0;
+    options_.ssd_seal_interval = {};
     options_.window_versions = 1;  // so that rows that changed leave for the SSD again
     options_.log = [this](const std::string& line) {
       const std::lock_guard lock(log_mutex_);

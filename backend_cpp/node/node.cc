@@ -154,7 +154,7 @@ Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
   std::unique_ptr<LoadMeter> load;
   if (!options.state.empty()) load = std::make_unique<LoadMeter>(manifest->tables);
   store_options.observer = load.get();
-  const bool seals = options.ssd_budget_bytes > 0 && options.ssd_seal_interval_ms > 0;
+  const bool seals = options.ssd_budget_bytes > 0 && options.ssd_seal_interval.count() > 0;
   std::unique_ptr<Node> node(new Node());
   std::optional<Recovered> recovered;
   if (seals) {
@@ -715,7 +715,7 @@ Status Node::Follow() {
   options.bus = state_->options().bus;
   options.publication = state_->options().publication;
   options.model = manifest().model;
-  options.node = state_->options().name;
+  options.node = state_->options().node;
   options.guard = state_->options().guard;
   options.tasks = &state_->tasks();
   Result<std::unique_ptr<Follower>> follower = Follower::Start(options, sink_.get());

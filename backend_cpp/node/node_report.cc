@@ -44,7 +44,7 @@ void NodeReport::SetAddress(std::string address) {
 v1::Node NodeReport::Self() const {
   const NodeOptions& options = state_.options();
   v1::Node node;
-  node.set_name(options.name);
+  node.set_name(options.node);
   node.set_address(address_);
   node.set_group(options.group);
   for (uint32_t d = 0; d < options.devices; ++d) {

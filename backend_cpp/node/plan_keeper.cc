@@ -144,7 +144,7 @@ Status PlanKeeper::AdoptFile() {
 
 Status PlanKeeper::Adopt(const v1::Plan& plan) {
   Result<std::shared_ptr<const Routing>> made =
-      MakeRouting(plan, state_->manifest(), state_->options().name);
+      MakeRouting(plan, state_->manifest(), state_->options().node);
   if (!made.ok()) {
     ++refused_plans_;
     return made.status();

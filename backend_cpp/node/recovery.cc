@@ -194,8 +194,7 @@ Result<std::optional<Recovered>> OpenFromSeal(const NodeOptions& options, const 
 
 Sealer::Sealer(const NodeState* state)
     : state_(state),
-      due_(std::chrono::steady_clock::now() +
-           std::chrono::milliseconds(state->options().ssd_seal_interval_ms)),
+      due_(std::chrono::steady_clock::now() + state->options().ssd_seal_interval),
       task_({.name = "seals", .board = &state->tasks(), .own_pace = true},
             [this](const std::stop_token& stop) { return SealOnce(stop); }) {}
 
@@ -212,7 +211,7 @@ bool Sealer::HasMoreRoom() const {
 }
 
 Status Sealer::SealOnce(const std::stop_token& stop) {
-  const std::chrono::milliseconds every(state_->options().ssd_seal_interval_ms);
+  const std::chrono::milliseconds every = state_->options().ssd_seal_interval;
   if (!SleepFor(stop, std::min<std::chrono::nanoseconds>(every, kLookAtRoom))) return last_;
   if (std::chrono::steady_clock::now() < due_ && !HasMoreRoom()) return last_;
   due_ = std::chrono::steady_clock::now() + every;

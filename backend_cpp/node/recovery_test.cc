@@ -20,7 +20,9 @@ namespace {
 
 class NodeRecoveryTest : public SsdNodeTest {
  protected:
-  NodeRecoveryTest() : SsdNodeTest(std::chrono::seconds(30)) { options_.ssd_seal_interval_ms = 1; }
+  NodeRecoveryTest() : SsdNodeTest(std::chrono::seconds(30)) {
+    options_.ssd_seal_interval = std::chrono::milliseconds(1);
+  }
 
   bool WaitForSeal(uint64_t number) const {
     return Await([&] { return node_->store().Stats().seal.version == number; });
@@ -51,7 +53,7 @@ class NodeRecoveryTest : public SsdNodeTest {
   void ExpectRowsOfAFreshNode() {
     NodeOptions fresh = options_;
     fresh.ssd_directory = directory_ / "fresh";
-    fresh.ssd_seal_interval_ms = 0;
+    fresh.ssd_seal_interval = {};
     const auto other = Node::Open(fresh);
     ASSERT_TRUE(other.ok()) << other.status().ToString();
     const auto newest = [](const Node& node) { return node.store().Stats().newest_version; };

@@ -95,7 +95,7 @@ class TestFleet {
 
   NodeOptions Options(uint32_t n) const {
     NodeOptions options;
-    options.name = "node-" + std::to_string(n);
+    options.node = "node-" + std::to_string(n);
     options.publication = model.path();
     options.devices = devices_;
     options.ddr_budget_bytes = 64ULL << 20;

@@ -285,7 +285,7 @@ Status Executor::SetParameters(const VersionInfo& version, const Job& job) const
     }
   }
   return FromTriton(
-      TRITONBACKEND_ResponseSetStringParameter(response, "node", node_.options().name.c_str()));
+      TRITONBACKEND_ResponseSetStringParameter(response, "node", node_.options().node.c_str()));
 }
 
 size_t Executor::FloatsOf(const Job& job) const {

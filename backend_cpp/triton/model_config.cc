@@ -18,33 +18,21 @@ Status Refuse(const std::string& message) {
   return {Code::kInvalidArgument, "config.pbtxt: " + message};
 }
 
-// A decimal number in [low, high], or so many milliseconds.
-template <typename T>
-Status ParseNumber(const std::string& name, const std::string& text, uint64_t low, uint64_t high,
-                   T* value) {
-  uint64_t number = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || stop != end || text.empty() || number < low || number > high) {
-    return Refuse("parameter \"" + name + "\" is \"" + text +
-                  "\"; it must be a whole number from " + std::to_string(low) + " to " +
-                  std::to_string(high));
-  }
-  *value = static_cast<T>(number);
-  return Status::Ok();
+std::string Quoted(const char* name, const std::string& text) {
+  return "parameter \"" + std::string(name) + "\" is \"" + text + "\"; ";
 }
 
-// A number from 0 to 1.
-Status ParseShare(const std::string& name, const std::string& text, std::optional<double>* share) {
-  double number = 0;
+// The text as a number, if it is nothing else and within the bounds.
+template <typename Number>
+std::optional<Number> Within(const Setting& setting, const std::string& text) {
+  Number number{};
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || stop != end || !(number >= 0 && number <= 1)) {
-    return Refuse("parameter \"" + name + "\" is \"" + text +
-                  "\"; it must be a number from 0 to 1");
-  }
-  *share = number;
-  return Status::Ok();
+  const bool read = error == std::errc() && stop == end && !text.empty();
+  // A comparison with NaN is false.
+  const bool within = read && number >= static_cast<Number>(setting.min) &&
+                      number <= static_cast<Number>(setting.max);
+  return within ? std::optional(number) : std::nullopt;
 }
 
 std::string Absolute(const std::string& path, const std::string& directory) {
@@ -55,14 +43,6 @@ Status ParseKind(const std::string& kind, bool* ranking) {
   *ranking = kind == "ranking";
   if (*ranking || kind == "lookup") return Status::Ok();
   return Refuse("kind is \"" + kind + "\"; use lookup or ranking");
-}
-
-Status ParseSwitch(const std::string& name, const std::string& text, bool* on) {
-  if (text != "on" && text != "off") {
-    return Refuse("parameter \"" + name + "\" is \"" + text + "\"; use on or off");
-  }
-  *on = text == "on";
-  return Status::Ok();
 }
 
 // Whether a Redis URL has a password, before its @ or in its query.
@@ -96,118 +76,72 @@ Status ParseSchema(const std::string& text, std::vector<std::string>* features) 
   }
 }
 
-// What each parameter does; the list of names is closed.
 using Setter = std::function<Status(const std::string&)>;
-std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig* config,
-                                      std::string* kind,
-                                      std::optional<double>* max_degraded_share) {
-  NodeOptions* node = &config->node;
-  const auto text = [](std::string* to) {
-    return [to](const std::string& value) {
-      *to = value;
+using Setters = std::map<std::string, Setter>;
+
+// Makes the function that reads a parameter's text, by the type of its option.
+struct SetterMaker {
+  const std::string& directory;  // of the model
+  Setters* setters;
+
+  void operator()(const Setting& setting, std::string* to) const {
+    (*setters)[setting.name] = [this_directory = &directory, setting, to](const std::string& text) {
+      *to = setting.is_path ? Absolute(text, *this_directory) : text;
       return Status::Ok();
     };
-  };
-  const auto path = [&directory](std::string* to) {
-    return [to, &directory](const std::string& value) {
-      *to = Absolute(value, directory);
+  }
+  void operator()(const Setting& setting, bool* to) const {
+    (*setters)[setting.name] = [setting, to](const std::string& text) {
+      if (text != "on" && text != "off")
+        return Refuse(Quoted(setting.name, text) + "use on or off");
+      *to = text == "on";
       return Status::Ok();
     };
-  };
-  const auto kind_of = [](const char* name, auto parse, auto* to) {
-    return [=](const std::string& value) {
-      const auto parsed = parse(value);
-      if (!parsed.ok()) {
-        return Refuse("parameter \"" + std::string(name) + "\": " + parsed.status().message());
+  }
+  void operator()(const Setting& setting, double* to) const {
+    (*setters)[setting.name] = [setting, to](const std::string& text) {
+      const std::optional<double> number = Within<double>(setting, text);
+      if (!number) {
+        return Refuse(Quoted(setting.name, text) + "it must be a number from " +
+                      std::to_string(setting.min) + " to " + std::to_string(setting.max));
       }
-      *to = parsed.value();
+      *to = *number;
       return Status::Ok();
     };
-  };
-  const auto number = [](const char* name, uint64_t low, uint64_t high, auto* to) {
-    return [=](const std::string& value) { return ParseNumber(name, value, low, high, to); };
-  };
-  const auto bytes = [&number](const char* name, uint64_t low, uint64_t* to) {
-    return number(name, low, uint64_t{1} << 50, to);
-  };
-  return {
-      {"kind", text(kind)},
-      {"node", text(&node->name)},
-      {"snapshot", path(&node->snapshot)},
-      {"publication", path(&node->publication)},
-      {"first_version", number("first_version", 0, UINT64_MAX, &node->first_version)},
-      {"bus", text(&node->bus)},
-      {"ssd_directory", path(&node->ssd_directory)},
-      {"ssd_engine", kind_of("ssd_engine", ParseSsdEngine, &node->ssd_engine)},
-      {"state", text(&node->state)},
-      {"control", text(&node->control)},
-      {"peer_address", text(&node->peer_address)},
-      {"peer_listen", text(&node->peer_listen)},
-      {"health_listen", text(&node->health_listen)},
-      {"group", number("group", 0, 1U << 16, &node->group)},
-      {"plan_file", path(&node->plan_file)},
-      {"token_file", path(&node->token_file)},
-      {"tls_folder", path(&node->tls_folder)},
-      {"plaintext",
-       [node](const std::string& value) {
-         return ParseSwitch("plaintext", value, &node->plaintext);
-       }},
-      {"max_degraded_share",
-       [max_degraded_share](const std::string& value) {
-         return ParseShare("max_degraded_share", value, max_degraded_share);
-       }},
-      {"devices", number("devices", 1, 256, &node->devices)},
-      {"numa_nodes", text(&node->numa_nodes)},
-      {"ddr_budget_bytes", bytes("ddr_budget_bytes", 1, &node->ddr_budget_bytes)},
-      {"ssd_budget_bytes", bytes("ssd_budget_bytes", 0, &node->ssd_budget_bytes)},
-      {"hbm_budget_bytes", bytes("hbm_budget_bytes", 0, &node->hbm_budget_bytes)},
-      {"hbm_devices", number("hbm_devices", 1, 64, &node->hbm_devices)},
-      {"hbm_kind", kind_of("hbm_kind", ParseHbmKind, &node->hbm_kind)},
-      {"hbm_policy", text(&node->hbm_policy)},
-      {"index", kind_of("index", ParseIndexKind, &node->index)},
-      {"ddr_policy", text(&node->ddr_policy)},
-      {"table_budgets",
-       [node](const std::string& value) {
-         Result<std::map<std::string, TableBudget>> budgets = ParseTableBudgets(value);
-         if (!budgets.ok()) return Refuse(budgets.status().message());
-         node->table_budgets = std::move(*budgets);
-         return Status::Ok();
-       }},
-      {"ssd_compaction_bytes_per_s",
-       bytes("ssd_compaction_bytes_per_s", 0, &node->ssd_compaction_bytes_per_s)},
-      {"ssd_seal_interval_ms",
-       number("ssd_seal_interval_ms", 0, uint64_t{1} << 32, &node->ssd_seal_interval_ms)},
-      {"ssd_seal_bytes_per_s", bytes("ssd_seal_bytes_per_s", 0, &node->ssd_seal_bytes_per_s)},
-      {"hot_rows_bytes", bytes("hot_rows_bytes", 0, &node->hot_rows_bytes)},
-      {"guard",
-       [node](const std::string& value) { return ParseSwitch("guard", value, &node->guard); }},
-      {"guard_timeout_ms",
-       [node](const std::string& value) {
-         uint64_t ms = 0;
-         EMBERTIDE_RETURN_IF_ERROR(
-             ParseNumber("guard_timeout_ms", value, 0, uint64_t{1} << 40, &ms));
-         node->guard_timeout = std::chrono::milliseconds(ms);
-         return Status::Ok();
-       }},
-      {"peer_timeout_ms", number("peer_timeout_ms", 1, 60'000, &node->peer_timeout)},
-      {"ready_staleness_ms",
-       number("ready_staleness_ms", 0, uint64_t{1} << 32, &node->ready_staleness)},
-      {"window_versions", number("window_versions", 1, 1024, &node->window_versions)},
-      {"join_step_bytes", bytes("join_step_bytes", 1, &node->join_step_bytes)},
-      {"join_rest", number("join_rest", 0, 1000, &node->join_rest)},
-      {"schema",
-       [config](const std::string& value) { return ParseSchema(value, &config->schema_features); }},
-      {"threads", number("threads", 1, 256, &config->threads)},
-      {"max_samples", number("max_samples", 1, 1U << 20, &config->max_samples)},
-      {"max_keys", number("max_keys", 1, 1U << 28, &config->max_keys)},
-      {"max_output_bytes",
-       number("max_output_bytes", 1, uint64_t{1} << 31, &config->max_output_bytes)}};
-}
+  }
+  // A whole number: uint32_t, uint64_t or milliseconds.
+  template <typename Number>
+  void operator()(const Setting& setting, Number* to) const {
+    (*setters)[setting.name] = [setting, to](const std::string& text) {
+      const std::optional<uint64_t> number = Within<uint64_t>(setting, text);
+      if (!number) {
+        return Refuse(Quoted(setting.name, text) + "it must be a whole number from " +
+                      std::to_string(setting.min) + " to " + std::to_string(setting.max));
+      }
+      *to = static_cast<Number>(*number);
+      return Status::Ok();
+    };
+  }
+  // What `parse` makes of a text.
+  template <typename Parse, typename Value>
+  void operator()(const Setting& setting, Parse* parse, Value* to) const {
+    (*setters)[setting.name] = [setting, parse, to](const std::string& text) {
+      Result<Value> value = parse(text);
+      if (!value.ok() && setting.is_list) return Refuse(value.status().message());
+      if (!value.ok()) {
+        return Refuse("parameter \"" + std::string(setting.name) +
+                      "\": " + value.status().message());
+      }
+      *to = std::move(*value);
+      return Status::Ok();
+    };
+  }
+};
 
 Status ParseParameters(const Json& json, const std::string& directory, ModelConfig* config) {
-  std::string kind;
-  std::optional<double> max_degraded_share;
-  const auto setters = Setters(directory, config, &kind, &max_degraded_share);
+  Setters setters;  // the list of names is closed
+  ForEachSetting(config, SetterMaker{directory, &setters});
+  ForEachSetting(&config->node, SetterMaker{directory, &setters});
   const Json parameters = json.value("parameters", Json::object());
   for (const auto& [name, value] : parameters.items()) {
     if (name == "dead_owner") {
@@ -229,8 +163,13 @@ Status ParseParameters(const Json& json, const std::string& directory, ModelConf
     }
     EMBERTIDE_RETURN_IF_ERROR(setter->second(value.value("string_value", "")));
   }
-  if (kind.empty()) return Refuse("parameter \"kind\" is missing; use lookup or ranking");
-  EMBERTIDE_RETURN_IF_ERROR(ParseKind(kind, &config->ranking));
+  if (config->kind.empty()) {
+    return Refuse("parameter \"kind\" is missing; use lookup or ranking");
+  }
+  EMBERTIDE_RETURN_IF_ERROR(ParseKind(config->kind, &config->ranking));
+  if (parameters.contains("schema")) {
+    EMBERTIDE_RETURN_IF_ERROR(ParseSchema(config->schema, &config->schema_features));
+  }
   if (config->node.snapshot.empty() == config->node.publication.empty()) {
     return Refuse(
         "give one of the parameters \"snapshot\" (a directory, served as it is) and "
@@ -252,8 +191,9 @@ Status ParseParameters(const Json& json, const std::string& directory, ModelConf
   if (config->node.state.empty() && !config->node.control.empty()) {
     return Refuse("parameter \"control\" needs \"state\": plans are read there");
   }
-  const double usual = config->ranking ? kDegradedShareOfRanking : 0;
-  config->node.max_degraded_share = max_degraded_share.value_or(usual);
+  if (config->ranking && !parameters.contains("max_degraded_share")) {
+    config->node.max_degraded_share = kDegradedShareOfRanking;
+  }
   EMBERTIDE_RETURN_IF_ERROR(CheckNoSecret("bus", config->node.bus));
   EMBERTIDE_RETURN_IF_ERROR(CheckNoSecret("state", config->node.state));
   if (config->node.ssd_budget_bytes > 0 && config->node.ssd_directory.empty()) {

@@ -28,13 +28,10 @@ struct TensorNames {
 // What the names of outputs of heads beside the first begin with.
 inline constexpr std::string_view kScoreOf = "SCORE_";
 
-struct ModelConfig {
-  bool ranking = false;          // parameter kind
-  NodeOptions node;              // parameters of the node: see docs/serving.md
-  uint32_t threads = 1;          // of an instance: they share the samples of an execution
-  uint32_t max_samples = 4096;   // of a request, either form
-  uint64_t max_keys = 1U << 18;  // of a request; also what an execution works on at once
-  uint64_t max_output_bytes = 256ULL << 20;  // the same, of outputs, and of what scores come from
+// The parameters of its requests (proto/embertide/v1/options.proto), and what they tell.
+struct ModelConfig : ModelSettings {
+  bool ranking = false;  // parameter kind
+  NodeOptions node;      // parameters of the node
   TensorNames tensors;
   // Heads beside the first whose scores are outputs, "SCORE_" and the name. Whoever opens the model
   // proves them.

@@ -40,6 +40,11 @@ TEST(ModelConfigTest, ParsesWhatIsThere) {
   EXPECT_EQ(config.value().tensors.embedding, "EMBEDDING");
 }
 
+TEST(ModelConfigTest, PoliciesThatAreNotGivenAreThoseOfTheStore) {
+  EXPECT_EQ(NodeOptions().ddr_policy, kDefaultDdrPolicy);
+  EXPECT_EQ(NodeOptions().hbm_policy, kDefaultHbmPolicy);
+}
+
 TEST(ModelConfigTest, ASchemaNamesTheFeatures) {
   Json json = Good();
   json["parameters"]["schema"]["string_value"] =

@@ -80,7 +80,7 @@ NodeOptions Options(const Model& model) {
   options.ddr_budget_bytes = model.bytes() / 10;
   options.ssd_budget_bytes = model.bytes() * 3 / 2;
   options.ssd_directory = model.directory + "/ssd";
-  options.ssd_seal_interval_ms = 1;
+  options.ssd_seal_interval = std::chrono::milliseconds(1);
   return options;
 }
 

@@ -23,6 +23,7 @@
 #include "embertide/dense.h"
 #include "embertide/follower.h"
 #include "embertide/no_answer.h"
+#include "embertide/settings.h"
 #include "embertide/snapshot.h"
 #include "embertide/store.h"
 #include "embertide/task_health.h"
@@ -30,71 +31,17 @@
 
 namespace embertide {
 
-struct NodeOptions {
-  std::string name = "node-0";
-  std::string snapshot;        // a snapshot directory; empty: the newest of `publication`
-  std::string publication;     // folder that a trainer publishes to; empty: one version for ever
-  uint64_t first_version = 0;  // of `publication`, snapshots of older versions are left alone
-  std::string bus;             // Redis URL; empty: versions come from the publication's files alone
+// What a node does: the options of proto/embertide/v1/options.proto, and what only who embeds one
+// can give.
+struct NodeOptions : NodeSettings {
   std::string dense_plugin;  // libembertide_dense.so; empty: the dense part is left alone (lookup)
-  uint32_t devices = 2;
-  // As ParseNumaNodes takes them; a device's upkeep runs on its node's CPUs.
-  std::string numa_nodes = "auto";
-  uint64_t ddr_budget_bytes = 1ULL << 30;
-  uint64_t ssd_budget_bytes = 0;
-  std::string ssd_directory;
-  uint64_t hbm_budget_bytes = 0;  // of each GPU; 0: none is used
-  uint32_t hbm_devices = 1;
-  HbmKind hbm_kind = HbmKind::kGpu;
-  std::string hbm_policy = kDefaultHbmPolicy;  // these three as in StoreOptions
-  std::string ddr_policy = kDefaultDdrPolicy;
-  std::map<std::string, TableBudget> table_budgets;
-  IndexKind index = IndexKind::kPlain;  // as in StoreOptions
-  SsdEngine ssd_engine = SsdEngine::kAuto;
-  uint64_t ssd_compaction_bytes_per_s = 64ULL << 20;  // in the background; see StoreOptions
-  // After so long a seal is written, from which the SSD tier is opened after a kill; 0: neither.
-  uint64_t ssd_seal_interval_ms = 300'000;
-  uint64_t ssd_seal_bytes_per_s = 64ULL << 20;  // while it is written; 0: as fast as it goes
-  uint32_t window_versions = 8;
-  // Ordinary requests are answered at versions that a guard has promoted (docs/design/0011); needs
-  // a publication. After the timeout a candidate that nobody decided on is served; 0: never.
-  bool guard = false;
-  std::chrono::milliseconds guard_timeout{0};
   // OPTIONAL: told, a line at a time, of what an operator is to know and no request says: blocks of
   // the SSD that are bad. From any thread of the node; must not call the node.
   std::function<void(const std::string& line)> log;
   // OPTIONAL: Open gives up soon after it asks for it, with kUnavailable.
   std::stop_token stop;
-  // --- of a node that shares a model with others; needs a publication
-  std::string state;         // Redis URL of the state store, where plans are; empty: a node alone
-  std::string control;       // host:port of the control plane; empty: it does not register
-  std::string peer_address;  // REQUIRED with state: host:port where peers reach this node
-  std::string peer_listen;   // host:port to listen at, if another; empty: peer_address
-  // host:port of the health service alone, in plain text, for probes; empty: at peer_listen alone
-  std::string health_listen;
-  uint32_t group = 0;
-  std::string plan_file;  // the last plan is kept here, for when `state` is away; empty: nowhere
-  // Tokens, one a line, that peers and the control plane ask for: all are accepted, the first is
-  // sent. Empty: none. New ones need no restart, nor do new certificates.
-  std::string token_file;
-  std::string tls_folder;  // tls.crt, tls.key and ca.crt; empty: gRPC is plain text
-  // Without a tls_folder: whether to speak where others than this machine can listen in.
-  bool plaintext = false;
-  // A key that no owner answers reads as the default row. A request with more of them than this
-  // share of its keys fails.
-  double max_degraded_share = 0;
-  // For the peers of a request whose caller names no deadline.
-  std::chrono::milliseconds peer_timeout{100};
-  // For copies of rows of peers that are read often, beside the budgets above; 0: none is kept.
-  uint64_t hot_rows_bytes = 32ULL << 20;
-  std::chrono::milliseconds plan_wait{
-      120'000};  // at the start, for the first plan; then to be ready
-  // Of buckets that come to the node: rows of one step, and how many times what a step took the
-  // node rests after it; nullopt: as long (join_pace.h).
-  uint64_t join_step_bytes = 1ULL << 20;
-  std::optional<uint32_t> join_rest;
-  // Ready is a node that holds a version committed at most so long before the newest published one.
-  std::chrono::milliseconds ready_staleness{60'000};
+  // At the start, for the first plan; then to be ready.
+  std::chrono::milliseconds plan_wait{120'000};
 };
 
 // One feature as lookups need it, resolved from the manifest.
