@@ -8,7 +8,6 @@ batch 64, two clients.
 
 import argparse
 import contextlib
-import dataclasses
 import json
 from pathlib import Path
 
@@ -62,8 +61,7 @@ def _share(
         log = folder / "peer.log"
         process = NodeProcess(f"node-{n}", address, publication, state.url, log, *words)
         stack.enter_context(process)
-    options = dataclasses.replace(
-        local,
+    options = local.replace(
         snapshot=None,
         publication=publication,
         state=state.url,

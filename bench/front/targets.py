@@ -192,8 +192,7 @@ class _Pair:
 
     def first(self, kind: str) -> triton.ModelOptions:
         """Return the first node, as a model of a server."""
-        return dataclasses.replace(
-            _model(kind),
+        return _model(kind).replace(
             snapshot=None,
             publication=self.publication,
             state=self.state,

@@ -5,15 +5,13 @@ repository, waits until it is ready, and stops it. Which program that is, `insta
 """
 
 import contextlib
-import dataclasses
-import json
 import os
 import re
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -23,6 +21,7 @@ from embertide._common.private import temporary_folder
 from embertide._common.quoting import protobuf_text
 from embertide.server.adapters import known_holes, server_command
 from embertide.server.adapters.installation import find_installation
+from embertide.server.adapters.node_options import ModelOptions as ModelOptions
 from embertide.server.adapters.process import Child, Stopped, check_port
 from embertide.server.adapters.server_command import ADMIN_HEADER as ADMIN_HEADER
 from embertide.server.adapters.server_command import GRPC_ADMIN_HEADER as GRPC_ADMIN_HEADER
@@ -74,152 +73,6 @@ def find_backends() -> Path:
 
 
 # --- model repository -----------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ModelOptions:
-    """What ``config.pbtxt`` says of a model; the backend's defaults where None."""
-
-    snapshot: Path | None = None  # a directory, served as it is
-    publication: Path | None = None  # or a trainer's folder, followed as it grows
-    first_version: int | None = None  # of a publication: older snapshots are left alone
-    bus: str | None = None  # Redis URL of a followed trainer; files alone without it
-    kind: Literal["lookup", "ranking"] = "lookup"
-    hps_names: bool = False  # NUMKEYS and OUTPUT0 instead of LENGTHS and EMBEDDING
-    instances: int = 1  # they share one copy of the rows
-    threads: int | None = None  # of an instance: they share the samples of an execution
-    max_batch_size: int = 1024
-    max_queue_delay_us: int | None = 0  # None: requests are not put together
-    # Of Triton's queue, which it has only where requests are put together; None: no bound.
-    max_queue_size: int | None = None  # requests that may wait; more are refused
-    max_wait_ms: int | None = (
-        None  # or the request's `timeout`, if that is less; then it is refused
-    )
-    devices: int | None = None
-    numa_nodes: str | None = None  # of those devices' memory: auto, none, or numbers as "0,1"
-    ddr_budget_bytes: int | None = None
-    ssd_budget_bytes: int | None = None
-    ssd_directory: Path | None = None
-    hbm_budget_bytes: int | None = None  # of each GPU
-    hbm_devices: int | None = None
-    hbm_kind: Literal["gpu", "twin"] | None = None  # twin: host memory in a GPU's place
-    hbm_policy: str | None = None  # at which read rows enter: POLICY[,TABLE=POLICY...]
-    index: str | None = None  # how it keeps where rows lie
-    ddr_policy: str | None = None  # which rows DDR holds, of tables that share it
-    # TABLE=DDR_BYTES[/SSD_BYTES[/POLICY]]: room of those budgets that a table has to itself
-    table_budgets: tuple[str, ...] = ()
-    ssd_engine: str | None = None  # auto, io_uring, libaio or pread
-    ssd_compaction_bytes_per_s: int | None = None
-    ssd_seal_interval_ms: int | None = None
-    ssd_seal_bytes_per_s: int | None = None
-    max_samples: int | None = None
-    max_keys: int | None = None
-    max_output_bytes: int | None = None  # of a request
-    peer_timeout_ms: int | None = None  # for peers, where the caller names no timeout
-    window_versions: int | None = None  # that may be asked for by number
-    ready_staleness_ms: int | None = None  # how far a node that is ready may be behind
-    join_step_bytes: int | None = None  # rows that a step adds of buckets that come to the node
-    join_rest: int | None = None  # times what a step took that the node rests after it
-    node: str | None = None
-    # Of a node that shares the model with others.
-    state: str | None = None  # Redis URL of the plans
-    control: str | None = None  # host:port of the control plane
-    peer_address: str | None = None  # host:port where peers reach it
-    peer_listen: str | None = None  # host:port where it listens, if that is another
-    group: int | None = None
-    plan_file: Path | None = None
-    token_file: Path | None = None
-    tls_folder: Path | None = None  # tls.crt, tls.key, ca.crt
-    health_listen: str | None = None  # the health service alone, in plain text, for probes
-    plaintext: bool = False  # answer peers without TLS where others can listen in
-    max_degraded_share: float | None = None  # of a request's keys that may go unanswered
-    hot_rows_bytes: int | None = None  # for copies of peers' rows; 0: none is kept
-    guard: Literal["on", "off"] | None = None  # answer at promoted versions (docs/guard.md)
-    guard_timeout_ms: int | None = None  # a candidate that waited so long is served; 0: never
-    schema: str | None = None  # what requests carry, for clients: `schema.schema_of`
-
-    def __post_init__(self) -> None:
-        """Refuse what the backend would refuse."""
-        if self.instances < 1:
-            raise ValueError(f"instances is {self.instances}; it must be at least 1")
-        if self.max_batch_size < 1:
-            raise ValueError(f"max_batch_size is {self.max_batch_size}; it must be at least 1")
-        if self.hps_names and self.kind == "ranking":
-            raise ValueError("hps_names goes with kind lookup: HPS has no ranking models")
-        bounded = self.max_queue_size is not None or self.max_wait_ms is not None
-        if bounded and self.max_queue_delay_us is None:
-            raise ValueError(
-                "max_queue_size and max_wait_ms need max_queue_delay_us: Triton bounds its queue "
-                "only where it puts requests together; give 0"
-            )
-        if self.state and not (self.publication and self.peer_address):
-            raise ValueError(
-                "state needs a publication, and the address where peers reach the node"
-            )
-        if self.max_degraded_share is not None and not 0 <= self.max_degraded_share <= 1:
-            raise ValueError(
-                f"max_degraded_share is {self.max_degraded_share}; it must be from 0 to 1"
-            )
-        if self.control and not self.state:
-            raise ValueError("control needs state: plans are read there")
-
-    @property
-    def more_heads(self) -> list[str]:
-        """Heads beside the first that a ranking model has, as its schema tells."""
-        told = json.loads(self.schema or "{}") if self.kind == "ranking" else {}
-        return [str(head) for head in told.get("heads", [])[1:]]
-
-    def parameters(self) -> dict[str, str]:
-        """Return the parameters of the backend, as text."""
-        values = {
-            "kind": self.kind,
-            "snapshot": self.snapshot.resolve() if self.snapshot else None,
-            "publication": self.publication.resolve() if self.publication else None,
-            "first_version": self.first_version,
-            "bus": self.bus,
-            "threads": self.threads,
-            "devices": self.devices,
-            "numa_nodes": self.numa_nodes,
-            "ddr_budget_bytes": self.ddr_budget_bytes,
-            "ssd_budget_bytes": self.ssd_budget_bytes,
-            "ssd_directory": self.ssd_directory.resolve() if self.ssd_directory else None,
-            "hbm_budget_bytes": self.hbm_budget_bytes,
-            "hbm_devices": self.hbm_devices,
-            "hbm_kind": self.hbm_kind,
-            "hbm_policy": self.hbm_policy,
-            "index": self.index,
-            "ddr_policy": self.ddr_policy,
-            "table_budgets": ",".join(self.table_budgets) or None,
-            "ssd_engine": self.ssd_engine,
-            "ssd_compaction_bytes_per_s": self.ssd_compaction_bytes_per_s,
-            "ssd_seal_interval_ms": self.ssd_seal_interval_ms,
-            "ssd_seal_bytes_per_s": self.ssd_seal_bytes_per_s,
-            "max_samples": self.max_samples,
-            "max_keys": self.max_keys,
-            "max_output_bytes": self.max_output_bytes,
-            "peer_timeout_ms": self.peer_timeout_ms,
-            "window_versions": self.window_versions,
-            "ready_staleness_ms": self.ready_staleness_ms,
-            "join_step_bytes": self.join_step_bytes,
-            "join_rest": self.join_rest,
-            "node": self.node,
-            "state": self.state,
-            "control": self.control,
-            "peer_address": self.peer_address,
-            "peer_listen": self.peer_listen,
-            "health_listen": self.health_listen,
-            "group": self.group,
-            "plan_file": self.plan_file.resolve() if self.plan_file else None,
-            "token_file": self.token_file.resolve() if self.token_file else None,
-            "tls_folder": self.tls_folder.resolve() if self.tls_folder else None,
-            "plaintext": "on" if self.plaintext else None,
-            "max_degraded_share": self.max_degraded_share,
-            "hot_rows_bytes": self.hot_rows_bytes,
-            "guard": self.guard,
-            "guard_timeout_ms": self.guard_timeout_ms,
-            "schema": self.schema,
-        }
-        return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def _tensor(kind: str, name: str, dtype: str, dim: int, *flags: str) -> str:

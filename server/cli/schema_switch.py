@@ -90,7 +90,7 @@ def placed(options: triton.ModelOptions) -> triton.ModelOptions:
         return options
     with contextlib.suppress(OSError, ValueError, KeyError):  # the backend says what is wrong
         folder = SsdFolders(options.ssd_directory).first(_schema(newest))
-        return dataclasses.replace(options, ssd_directory=folder)
+        return options.replace(ssd_directory=folder)
     return options
 
 
@@ -233,8 +233,8 @@ class SchemaSwitch:
         except (OSError, ValueError, KeyError) as error:
             self._retry(f"{newest} cannot be read: {error}")
             return
-        options = dataclasses.replace(
-            self._options, first_version=self._first, ssd_directory=folder, schema=schema_text
+        options = self._options.replace(
+            first_version=self._first, ssd_directory=folder, schema=schema_text
         )
         ddr_mib = (self._options.ddr_budget_bytes or 0) // _MIB
         self._say(

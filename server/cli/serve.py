@@ -6,13 +6,13 @@ import secrets
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 from urllib.parse import quote, unquote, urlsplit
 
 import typer
 
 from embertide._common.addresses import join_address
-from embertide._common.commands import a_name, address, bare_host, one_address
+from embertide._common.commands import a_name, bare_host
 from embertide._common.private import own_folder, write_private
 from embertide._common.reporting import report_errors
 from embertide._common.terminal import say
@@ -26,11 +26,11 @@ from embertide.server.cli import schema_switch
 from embertide.server.cli.common_options import (
     DEFAULT_BACKENDS,
     Backends,
-    HealthListen,
     Triton,
     read_secret,
 )
 from embertide.server.cli.mirror import Mirror
+from embertide.server.cli.node_flags import options_of, with_node_flags
 from embertide.server.cli.snapshot import newest_snapshot
 
 _MIB = 1 << 20
@@ -102,6 +102,7 @@ def without_password(name: str, url: str | None, directory: Path) -> str | None:
     return parts._replace(netloc=user + place, query=query).geturl()
 
 
+@with_node_flags
 def command(
     place: Annotated[
         str,
@@ -111,158 +112,13 @@ def command(
             "object storage, as s3://BUCKET/PREFIX.",
         ),
     ],
-    bus: Annotated[
-        str | None,
-        typer.Option(
-            help="Redis URL of the trainer; without it a publication's files are followed."
-        ),
-    ] = None,
-    kind: Annotated[
-        str, typer.Option(help="ranking (scores) or lookup (embeddings, needs no dense net).")
-    ] = "ranking",
     name: Annotated[
         str | None,
         typer.Option(
             callback=a_name, help="The model's name in Triton.", show_default="the name that it has"
         ),
     ] = None,
-    devices: Annotated[int, typer.Option(help="CPU devices that share the rows.")] = 1,
-    numa_nodes: Annotated[
-        str,
-        typer.Option(
-            help="NUMA nodes whose memory those devices are in, in turn: auto (all, if there are "
-            "several), none, or numbers as 0,1."
-        ),
-    ] = "auto",
     instances: Annotated[int, typer.Option(help="Requests that are answered at a time.")] = 2,
-    threads: Annotated[
-        int, typer.Option(help="Threads of an instance that share a request's samples.", min=1)
-    ] = 1,
-    ddr_mib: Annotated[int, typer.Option(help="DDR budget, MiB.")] = 1024,
-    ssd_mib: Annotated[int, typer.Option(help="SSD budget, MiB; 0: no SSD tier.")] = 0,
-    ssd_directory: Annotated[
-        Path | None, typer.Option(help="Where the SSD tier's log lies.")
-    ] = None,
-    index: Annotated[
-        str,
-        typer.Option(
-            help="How it keeps where rows lie: plain; or lean: fewer bytes a row, a slower lookup."
-        ),
-    ] = "plain",
-    ddr_policy: Annotated[
-        str | None,
-        typer.Option(help="Which rows DDR holds: clock, or clock:2 to enter at the second read."),
-    ] = None,
-    table_budget: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Budget reserved for one table, and its policy: "
-            "TABLE=DDR_BYTES[/SSD_BYTES[/POLICY]]; may be given several times. "
-            "`embertide cache-sim` compares the policies."
-        ),
-    ] = None,
-    hbm_mib: Annotated[
-        int, typer.Option(help="HBM budget of each GPU, MiB, for copies of hot rows; 0: no GPU.")
-    ] = 0,
-    hbm_devices: Annotated[
-        int, typer.Option(help="GPUs, from the first that the process sees.", min=1)
-    ] = 1,
-    hbm_kind: Annotated[
-        str, typer.Option(help="gpu; or twin: host memory in a GPU's place, to try it without one.")
-    ] = "gpu",
-    hbm_policy: Annotated[
-        str | None,
-        typer.Option(
-            help="At which read rows enter HBM, of all tables and of some: "
-            "POLICY[,TABLE=POLICY...], each clock, clock:2 to clock:15 or none (clock:2)."
-        ),
-    ] = None,
-    ssd_engine: Annotated[
-        str, typer.Option(help="How it is read: auto, io_uring, libaio or pread.")
-    ] = "auto",
-    guard: Annotated[
-        bool,
-        typer.Option(help="Answer at versions that `embertide guard` promoted (docs/guard.md)."),
-    ] = False,
-    guard_timeout_s: Annotated[
-        float,
-        typer.Option(
-            help="With --guard: a version that waited so long for a decision is served; 0: never.",
-            min=0,
-        ),
-    ] = 0.0,
-    ssd_seal_s: Annotated[
-        float,
-        typer.Option(
-            help="Seconds between seals of the SSD tier, from which a start after a kill reads it; "
-            "0: none, all rows are read from the snapshot.",
-            min=0,
-        ),
-    ] = 300.0,
-    node: Annotated[
-        str, typer.Option(callback=a_name, help="What this node calls itself.")
-    ] = "node-0",
-    state: Annotated[
-        str | None,
-        typer.Option(
-            help="Redis URL of the plans: the node shares the model with others, holds what the "
-            "plan says and asks its peers for the rest. Needs --peer."
-        ),
-    ] = None,
-    control: Annotated[
-        str | None,
-        typer.Option(callback=address, help="HOST:PORT of the control plane to register with."),
-    ] = None,
-    peer: Annotated[
-        str | None,
-        typer.Option(
-            callback=one_address, help="HOST:PORT where peers reach this node; it listens there."
-        ),
-    ] = None,
-    health_listen: HealthListen = None,
-    group: Annotated[
-        int, typer.Option(help="Lookups stay inside a group as long as it answers.", min=0)
-    ] = 0,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with the tokens, one a line, that peers and the control plane ask for: all "
-            "are accepted, the first is sent. Read again when it changes."
-        ),
-    ] = None,
-    tls: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="EMBERTIDE_TLS",
-            help="Folder of tls.crt, tls.key and ca.crt, read again when they change: peers and "
-            "the control plane are spoken to by TLS both ways (docs/security.md).",
-        ),
-    ] = None,
-    plaintext: Annotated[
-        bool,
-        typer.Option(
-            "--plaintext",
-            envvar="EMBERTIDE_PLAINTEXT",
-            help="Answer peers without TLS where other machines can reach it: who listens on the "
-            "network reads rows and tokens.",
-        ),
-    ] = False,
-    peer_listen: Annotated[
-        str | None,
-        typer.Option(
-            callback=one_address,
-            help="HOST:PORT to listen on for peers, if not --peer: 0.0.0.0:7200 is all addresses.",
-        ),
-    ] = None,
-    max_degraded_share: Annotated[
-        float | None,
-        typer.Option(
-            help="Largest share of a request's keys that may be defaults because no owner answers; "
-            "requests above it fail. Default: 0.05 for ranking, 0 for lookup.",
-            min=0,
-            max=1,
-        ),
-    ] = None,
     max_queue: Annotated[
         int, typer.Option(help="Requests that may wait; more are refused: UNAVAILABLE.", min=1)
     ] = 1000,
@@ -274,42 +130,6 @@ def command(
             min=1,
         ),
     ] = 2000,
-    max_output_mib: Annotated[
-        int | None, typer.Option(help="Of a request's answer, MiB (256).", min=1, max=2048)
-    ] = None,
-    peer_timeout_ms: Annotated[
-        int | None,
-        typer.Option(help="For peers, where a request names no timeout, ms (100).", min=1),
-    ] = None,
-    window_versions: Annotated[
-        int | None,
-        typer.Option(help="Versions that may be asked for by number (8).", min=1, max=1024),
-    ] = None,
-    ready_staleness_ms: Annotated[
-        int | None,
-        typer.Option(
-            help="The node is not ready while its newest version was committed so long before the "
-            "newest published one, ms (60000).",
-            min=0,
-        ),
-    ] = None,
-    join_step_mib: Annotated[
-        int | None,
-        typer.Option(help="Rows of a step in which buckets come to the node, MiB (1).", min=1),
-    ] = None,
-    join_rest: Annotated[
-        int | None,
-        typer.Option(
-            help="Rest after each step in which buckets come to the node, as a multiple of what "
-            "the step took (1).",
-            min=0,
-            max=1000,
-        ),
-    ] = None,
-    hot_rows_mib: Annotated[
-        int,
-        typer.Option(help="For copies of peers' rows that are read often, MiB; 0: none.", min=0),
-    ] = 32,
     start_timeout_s: Annotated[
         float, typer.Option(help="Time that loading may take.", min=1)
     ] = 3600.0,
@@ -402,18 +222,15 @@ def command(
     metrics_port: Annotated[int, typer.Option(help="Prometheus metrics.", min=1, max=65535)] = 8002,
     backends: Backends = DEFAULT_BACKENDS,
     tritonserver: Triton = None,
+    *,
+    flags: dict[str, Any],
 ) -> None:
     """Serve a model by Triton until Ctrl-C.
 
     Example: embertide serve build/news --bus redis://127.0.0.1:6379 --ddr-mib 256 --ssd-mib 4096
     """
     with report_errors(), contextlib.ExitStack() as stack:
-        if kind not in ("ranking", "lookup"):
-            raise UsageError(f"kind is {kind!r}; use ranking or lookup")
-        chosen: Literal["ranking", "lookup"] = "ranking" if kind == "ranking" else "lookup"
-        if hbm_kind not in ("gpu", "twin"):
-            raise UsageError(f"hbm_kind is {hbm_kind!r}; use gpu or twin")
-        device: Literal["gpu", "twin"] = "gpu" if hbm_kind == "gpu" else "twin"
+        options_of(flags)  # what is no choice is said before anything starts
         silence.check_bound(silent_s)
         check_limits()
         own_folder(directory)
@@ -425,54 +242,25 @@ def command(
         snapshot = _is_snapshot(path)
         if name is None:
             name = _model_name(path)
-        if snapshot and bus is not None:
+        if snapshot and flags["bus"] is not None:
             raise UsageError(f"{path} is one snapshot: it has no updates, leave --bus out")
+        shared = bool(flags["state"])
+        ssd = flags["ssd_directory"] or (directory / "ssd" if flags["ssd_mib"] else None)
         try:
             options = triton.ModelOptions(
-                snapshot=path if snapshot else None,
-                publication=None if snapshot else path,
-                bus=without_password("bus", bus, directory),
-                kind=chosen,
                 instances=instances,
-                threads=threads,
                 max_queue_size=max_queue,
                 max_wait_ms=max_wait_ms,
-                max_output_bytes=max_output_mib * _MIB if max_output_mib else None,
-                window_versions=window_versions,
-                ready_staleness_ms=None if snapshot else ready_staleness_ms,
-                devices=devices,
-                numa_nodes=numa_nodes,
-                ddr_budget_bytes=ddr_mib * _MIB,
-                ssd_budget_bytes=ssd_mib * _MIB,
-                ssd_directory=ssd_directory or (directory / "ssd" if ssd_mib else None),
-                hbm_budget_bytes=hbm_mib * _MIB if hbm_mib else None,
-                hbm_devices=hbm_devices if hbm_mib else None,
-                hbm_kind=device if hbm_mib else None,
-                hbm_policy=hbm_policy,
-                index=index,
-                ddr_policy=ddr_policy,
-                table_budgets=tuple(table_budget or ()),
-                ssd_engine=ssd_engine,
-                ssd_seal_interval_ms=round(1000 * ssd_seal_s) if ssd_mib else None,
-                guard="on" if guard else None,
-                guard_timeout_ms=round(1000 * guard_timeout_s) if guard else None,
-                schema=_schema(path),
-                node=node,
-                state=without_password("state", state, directory),
-                control=control,
-                peer_address=peer,
-                group=group if state else None,
-                plan_file=directory / "plan.bin" if state else None,
-                token_file=token_file,
-                tls_folder=tls if state else None,
-                plaintext=plaintext and state is not None,
-                peer_listen=peer_listen if state else None,
-                health_listen=health_listen if state else None,
-                peer_timeout_ms=peer_timeout_ms if state else None,
-                join_step_bytes=join_step_mib * _MIB if state and join_step_mib else None,
-                join_rest=join_rest if state else None,
-                max_degraded_share=max_degraded_share if state else None,
-                hot_rows_bytes=hot_rows_mib * _MIB if state else None,
+                **options_of(
+                    flags,
+                    snapshot=path if snapshot else None,
+                    publication=None if snapshot else path,
+                    bus=without_password("bus", flags["bus"], directory),
+                    state=without_password("state", flags["state"], directory),
+                    ssd_directory=ssd,
+                    plan_file=directory / "plan.bin",
+                    schema=_schema(path),
+                ),
             )
         except ValueError as error:
             raise UsageError(str(error)) from error
@@ -480,7 +268,7 @@ def command(
         # One of its own: Triton may load all that it finds there.
         repository = directory / "models" / name
         triton.write_model(repository, name, options)
-        explicit = admin_key_file is not None or not (snapshot or state)
+        explicit = admin_key_file is not None or not (snapshot or shared)
         server_options = triton.ServerOptions(
             repository=repository,
             backends=backends,
@@ -500,11 +288,11 @@ def command(
             tls=front_tls,
             tokens=front_tokens,
             known_callers=known_callers,
-            plaintext=plaintext,
+            plaintext=flags["plaintext"],
             caller_calls=caller_calls,
             caller_bytes=caller_mib * _MIB if caller_mib else None,
         )
-        say(f"starting {node} over {place}", err=True)
+        say(f"starting {flags['node']} over {place}", err=True)
         server = stack.enter_context(triton.TritonServer(server_options))
         watch = silence.SilenceWatch(server, name, silent_s)
         version = server.version() or "of unknown version"

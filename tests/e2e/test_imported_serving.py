@@ -105,7 +105,7 @@ def server(
     log = directory / "triton.log"
     options = beside(server_options, directory, log, ("ranking", "lookup"))
     model = triton.ModelOptions(snapshot=foreign.directory, max_batch_size=64)
-    triton.write_model(directory, "ranking", dataclasses.replace(model, kind="ranking"))
+    triton.write_model(directory, "ranking", model.replace(kind="ranking"))
     triton.write_model(directory, "lookup", model)
     with triton.TritonServer(options) as running:
         yield running

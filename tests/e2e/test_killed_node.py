@@ -182,7 +182,7 @@ def test_rows_and_dense_net_of_a_start_from_a_seal_are_of_one_version(
         ssd_seal_interval_ms=20,
         **TIERS,
     )
-    rank = dataclasses.replace(look, kind="ranking", ssd_directory=tmp_path / "ssd-rank")
+    rank = look.replace(kind="ranking", ssd_directory=tmp_path / "ssd-rank")
     models = {"look": look, "rank": rank}
     server = start(server_options, tmp_path, models)
     for version in range(2, 8):

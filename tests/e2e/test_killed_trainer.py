@@ -81,7 +81,7 @@ class Site:
             options = triton.ModelOptions(
                 publication=self.publication.path,
                 bus=self.bus.url,
-                kind=kind,  # type: ignore[arg-type]
+                kind=kind,
             )
             triton.write_model(self.options.repository, name, options)
         self.server = triton.TritonServer(self.options)
@@ -201,7 +201,7 @@ def test_a_trainer_killed_twice_ends_as_one_never_killed_and_so_does_the_node(
 
     wait_served(client, last_version.number)
     for kind, name in (("ranking", "rank_final"), ("lookup", "look_final")):
-        options = triton.ModelOptions(snapshot=final, kind=kind)  # type: ignore[arg-type]
+        options = triton.ModelOptions(snapshot=final, kind=kind)
         triton.write_model(site.options.repository, name, options)
         client.raw.load_model(name)
     followed, loaded = answers(client, "rank", "look"), answers(client, "rank_final", "look_final")

@@ -1,6 +1,5 @@
 """Rows that do not fit DDR are served from the SSD tier by a real tritonserver, bit for bit."""
 
-import dataclasses
 import os
 import queue
 from collections.abc import Callable
@@ -78,7 +77,7 @@ def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
 ) -> None:
     numa = [str(node) for node in _store.numa_nodes()[:1]]
     model = write_model(tmp_path, one_table_manifest)
-    model = dataclasses.replace(model, numa_nodes=",".join(numa) or "none")
+    model = model.replace(numa_nodes=",".join(numa) or "none")
     rng = np.random.default_rng(3)
     asked = ssd = 0
     with start(server_options, tmp_path, model) as server:
@@ -134,9 +133,7 @@ def test_a_bad_block_fails_the_requests_for_its_rows_alone_and_is_mended(
     tmp_path: Path,
     one_table_manifest: Callable[..., None],
 ) -> None:
-    model = dataclasses.replace(
-        write_model(tmp_path, one_table_manifest), devices=1, max_queue_delay_us=500_000
-    )
+    model = write_model(tmp_path, one_table_manifest).replace(devices=1, max_queue_delay_us=500_000)
     with start(server_options, tmp_path, model) as server:
         log = tmp_path / "ssd" / "device-0.log"
         # Nothing to mend by, for the time being.

@@ -188,7 +188,7 @@ def write_models(
             triton.ModelOptions(
                 publication=publication,
                 bus=bus,
-                kind=kind,  # type: ignore[arg-type]
+                kind=kind,
                 instances=2,
                 max_batch_size=256,
                 **options,
