@@ -170,6 +170,11 @@ def check_cpp(block: Block) -> None:
     assert block.text.startswith("// ")
 
 
+def check_proto(block: Block) -> None:
+    """It is a field of a message; the page's own test compiles it."""
+    assert re.match(r"  (optional|repeated) \w+ \w+ = \d+", block.text)
+
+
 def check_protobuf(block: Block) -> None:
     """A model's config.pbtxt, or a part of one, has fields that Triton knows."""
     text_format.Parse(block.text, model_config_pb2.ModelConfig())
@@ -189,6 +194,7 @@ CHECKS: dict[str, Callable[[Block], None]] = {
     "bash": check_shell,
     "text": check_text,
     "cpp": check_cpp,
+    "proto": check_proto,
     "protobuf": check_protobuf,
     "yaml": check_yaml,
     "lua": check_lua,

@@ -1,9 +1,13 @@
-"""docs/extending.md ("extending.md"): its source reads as one of ours does, its policy is one."""
+"""docs/extending.md ("extending.md"): its source reads as one of ours does, its policy is one.
+
+Its option of a node is one, in C++ and on the command line.
+"""
 
 import re
 import shutil
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,3 +103,69 @@ def test_the_policy_of_the_page_passes_the_test_of_all_policies(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stdout
     assert re.search(r"PASSED  \] [1-9]", done.stdout)
+
+
+# What `embertide serve` and a model make of a declaration that is not the built one.
+WITH_OPTION = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("embertide.v1.options_pb2", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+sys.modules["embertide.v1.options_pb2"] = module
+import embertide.v1
+embertide.v1.options_pb2 = module
+spec.loader.exec_module(module)
+from embertide.server.adapters.node_options import ModelOptions
+from embertide.server.cli.node_flags import FLAGS
+flag = FLAGS["join_step_buckets"]
+option = flag.parameter().annotation.__metadata__[0]
+print(option.default, option.min, option.max, option.show_default)
+print(ModelOptions(join_step_buckets=flag.value(7)).parameters())
+"""
+
+
+@pytest.fixture
+def declared(tmp_path: Path) -> Path:
+    """A folder with the declaration of options, and the page's among them."""
+    (option,) = re.findall(r"```proto\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    text = (ROOT / "proto" / "embertide" / "v1" / "options.proto").read_text()
+    numbers = [int(each) for each in re.findall(r"^  \w+ \w+ \w+ = (\d+) \[", text, re.MULTILINE)]
+    assert f" = {max(numbers) + 1} [" in option
+    path = tmp_path / "proto" / "embertide" / "v1" / "options.proto"
+    path.parent.mkdir(parents=True)
+    assert text.endswith("}\n")
+    path.write_text(text[:-2] + option + "}\n")
+    return tmp_path / "proto"
+
+
+def test_the_option_of_the_page_has_a_flag_and_a_parameter(declared: Path, tmp_path: Path) -> None:
+    words = ["-m", "grpc_tools.protoc", f"-I{declared}", f"--python_out={tmp_path}"]
+    subprocess.run([sys.executable, *words, "embertide/v1/options.proto"], check=True)
+    module = tmp_path / "embertide" / "v1" / "options_pb2.py"
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_OPTION, str(module)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "--join-step-buckets 1 4096 64",
+        "{'kind': 'lookup', 'join_step_buckets': '7'}",
+    ]
+
+
+def test_the_option_of_the_page_is_a_field_in_cpp(declared: Path, tmp_path: Path) -> None:
+    subprocess.run(
+        ["protoc", f"-I{declared}", f"--cpp_out={tmp_path}", "embertide/v1/options.proto"],
+        check=True,
+    )
+    program, made = tmp_path / "write_options", tmp_path / "settings.h"
+    messages = tmp_path / "embertide" / "v1" / "options.pb.cc"
+    words = ["c++", "-std=c++20", "-O0", f"-I{tmp_path}", str(ROOT / "proto" / "write_options.cc")]
+    libraries = ["-lprotobuf", "-pthread", "-o", str(program)]
+    subprocess.run([*words, str(messages), *libraries], check=True)
+    subprocess.run([str(program), str(made)], check=True)
+    text = made.read_text()
+    assert "  uint32_t join_step_buckets = 64;\n" in text
+    visit = 'visit(Setting{.name = "join_step_buckets", .min = 1ULL, .max = 4096ULL}, '
+    assert visit + "&settings->join_step_buckets);" in text
