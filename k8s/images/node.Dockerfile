@@ -28,7 +28,8 @@ RUN python3 -m venv /opt/embertide && export PATH=/opt/embertide/bin:$PATH && \
 RUN cmake -S . -B build/cpp -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_BUILD_TESTS=OFF \
       -DEMBERTIDE_TORCH="$(echo /opt/embertide/lib/python3*/site-packages/torch)" >/dev/null && \
     cmake --build build/cpp --target triton_embertide embertide_dense_plugin embertide_server && \
-    cp -r build/cpp/backends /opt/embertide/ && cp build/cpp/embertide_server /opt/embertide/bin/
+    cp -r build/cpp/backends k8s/images/starts.py /opt/embertide/ && \
+    cp build/cpp/embertide_server /opt/embertide/bin/
 # What of the base all this loads: its packages have other names in each release.
 RUN k8s/images/packages.sh /opt/embertide/backends/embertide/*.so /opt/embertide/bin/embertide_server \
       $(find /opt/embertide/lib/python3*/site-packages/embertide -name '*.so') \
@@ -45,9 +46,7 @@ ENV EMBERTIDE_SERVER=/opt/embertide/bin/embertide_server
 ENV PATH=/opt/embertide/bin:$PATH EMBERTIDE_BACKENDS=/opt/embertide/backends EMBERTIDE_TRITON=$TRITON
 # An image that lacks a library, or whose server does not start, is not built.
 RUN ldd /opt/embertide/backends/embertide/*.so $EMBERTIDE_SERVER >/tmp/ldd && ! grep 'not found' /tmp/ldd && \
-    rm /tmp/ldd && embertide serve --help >/dev/null && \
-    python -c "from embertide.server.adapters.installation import find_installation as find; \
-      print(find().binary, find().version())"
+    rm /tmp/ldd && embertide serve --help >/dev/null && python /opt/embertide/starts.py
 ENV HOME=/tmp
 USER 10001:10001
 # A base may have one of its own.

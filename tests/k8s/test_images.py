@@ -11,10 +11,13 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from installed import as_in_the_container
 
+from embertide.server.adapters.installation import find_installation
 from embertide.server.adapters.triton import find_backends
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -97,6 +100,37 @@ def test_an_image_whose_libraries_lack_one_is_not_built(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "libtritonserver" in done.stderr
     assert not done.stdout
+
+
+def starts(environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run the script by which a node's image proves that it can serve."""
+    return subprocess.run(
+        [sys.executable, ROOT / "k8s" / "images" / "starts.py"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env={**os.environ, "EMBERTIDE_BACKENDS": str(find_backends()), **environment},
+    )
+
+
+def test_a_nodes_image_is_built_only_if_its_servers_start(tmp_path: Path) -> None:
+    recipe = (ROOT / "k8s" / "images" / "node.Dockerfile").read_text()
+    assert "&& python /opt/embertide/starts.py\n" in recipe[recipe.rindex("\nFROM") :]
+    for named in ({}, {"EMBERTIDE_TRITON": str(as_in_the_container(tmp_path / "tritonserver"))}):
+        done = starts(named)
+        assert done.returncode == 0, done.stderr
+        assert "embertide_server with" in done.stdout
+        assert done.stdout.split()[-1] == find_installation().version()
+
+
+def test_a_nodes_image_whose_server_does_not_start_is_not_built(tmp_path: Path) -> None:
+    server = tmp_path / "embertide_server"
+    server.write_text("#!/bin/sh\necho 'embertide_server: no such core' >&2; exit 1\n")
+    server.chmod(0o755)
+    done = starts({"EMBERTIDE_SERVER": str(server)})
+    assert done.returncode == 1
+    assert "no such core" in done.stderr
 
 
 def test_the_nodes_base_may_bring_the_server() -> None:
