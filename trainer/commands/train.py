@@ -28,6 +28,7 @@ from embertide.trainer.commands.inputs import (
 )
 from embertide.trainer.commands.listening import METRICS_HOST, MetricsHost
 from embertide.trainer.config import PruneConfig, RunConfig, Sync
+from embertide.trainer.config.assign import assigned, values
 from embertide.trainer.config.sync import STRATEGIES, parse_sync
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.errors import ConfigurationError
@@ -257,6 +258,16 @@ def command(
             f"{', '.join(STRATEGIES)}.",
         ),
     ] = "all_reduce",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SETTING=VALUE",
+            help="Any setting of the run by its path, as optimizer.dense_learning_rate=0.01 or "
+            "model.tables[item].dim=32; may be given several times, and goes before a run's file "
+            "and the other options. --print-config shows them all.",
+        ),
+    ] = None,
 ) -> None:
     """Train on a stream of events and publish as the model learns.
 
@@ -270,6 +281,8 @@ def command(
     embertide train build/mine --config run.py --data 'clicks-*.parquet'
 
     Made-up news, to try it out: embertide train build/news --demo
+
+    Another setting, by its path: embertide train build/mine --config run.py --set batch_size=512
 
     By several processes that share the tables: embertide train build/news --demo --nproc 2
     """
@@ -331,10 +344,9 @@ def command(
                 None if given is None else given.data_schema,
                 None if given is None else given.source,
             )
-        schedule = None
+        schedule, paths = None, values(settings or ())
         if given is not None:
-            run = given.run
-            check_model(run.model, source)
+            run = assigned(given.run, settings or ())
         else:
             run = run_for(
                 preset,
@@ -345,7 +357,11 @@ def command(
                 ssd_budget_bytes=ssd_mib << 20,
                 ssd_directory=str(ssd_directory or publication / "ssd") if ssd_mib else "",
             )
-            schedule = schedule_of(source, data, publish_every_s, snapshot_every)
+            run = assigned(run, settings or ())
+            every_s = run.publish_every_s if "publish_every_s" in paths else publish_every_s
+            every = run.snapshot_every if "snapshot_every" in paths else snapshot_every
+            schedule = schedule_of(source, data, every_s, every)
+        check_model(run.model, source)
         bar = event_bar("training")
         if first:
             stack.enter_context(bar)
