@@ -10,13 +10,12 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from embertide.trainer.config.run import RunConfig
 from embertide.trainer.config.sync import parse_sync
 from embertide.trainer.errors import ConfigurationError
 
-_Config = TypeVar("_Config")
 _PART = re.compile(r"([^\[\]]+)(?:\[([^\[\]]+)\])?")  # a field, and which of its parts
 _BOOLS = {"true": True, "false": False}
 _TEXTS: Mapping[str, Callable[[str], Any]] = {"sync": parse_sync}  # settings that have texts
@@ -70,7 +69,7 @@ def values(assignments: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _changed(old: _Config | None, kind: type[_Config], tree: Mapping[str, Any], path: str) -> Any:
+def _changed(old: Any, kind: type, tree: Mapping[str, Any], path: str) -> Any:
     """Return a configuration with the settings of a tree; `old` is None where there is none yet."""
     hints = typing.get_type_hints(kind)
     changes: dict[str, Any] = {}
@@ -86,7 +85,7 @@ def _changed(old: _Config | None, kind: type[_Config], tree: Mapping[str, Any], 
         else:
             changes[name] = _new(mine, hints[name], value, inner)
     try:
-        return kind(**changes) if old is None else dataclasses.replace(old, **changes)  # type: ignore[type-var]
+        return kind(**changes) if old is None else dataclasses.replace(old, **changes)
     except (TypeError, ValueError) as error:
         names = ", ".join(f"{path}.{each}" if path else each for each in tree)
         raise ConfigurationError(f"--set {names}: {error}") from error
