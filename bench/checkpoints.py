@@ -22,8 +22,7 @@ from bench.servers import BUILD
 from embertide.trainer.commands.inputs import model_for, open_input
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import EventSource
-from embertide.trainer.publish.folder import Publication, VersionId
-from embertide.trainer.run.checkpoint.increment import Increment
+from embertide.trainer.publish.folder import Publication
 from embertide.trainer.run.loop import Trainer
 
 
@@ -33,20 +32,14 @@ class _Timed(Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.pauses_s: dict[str, list[float]] = {"waited for": [], "beside training": []}
         super().__init__(*args, **kwargs)
-        self._whole = self.versions._snapshot
-        self.versions._snapshot = self._timed  # type: ignore[method-assign]
+        self._save = self.versions.checkpointer.save
+        self.versions.checkpointer.save = self._timed  # type: ignore[method-assign]
 
-    def _timed(
-        self,
-        version: VersionId,
-        watermark_ms: int,
-        dense: bytes,
-        increment: Increment | None = None,
-    ) -> None:
+    def _timed(self, *version: Any, **how: Any) -> None:
         self.versions.saver.wait()
         kind = min(self.pauses_s, key=lambda name: len(self.pauses_s[name]))
         began = time.monotonic()
-        self._whole(version, watermark_ms, dense, increment)
+        self._save(*version, **how)
         if kind == "waited for":
             self.versions.saver.wait()
         self.pauses_s[kind].append(time.monotonic() - began)

@@ -347,7 +347,7 @@ def test_the_first_checkpoint_and_the_last_need_room(
     fresh: Publication, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer(RUN, fresh, program_cache=CACHE)
-    copies = trainer.versions._copies
+    copies = trainer.versions.checkpointer._copies
 
     def slow_copies() -> Iterator[saver.BucketCopy]:
         yield from copies()
@@ -355,7 +355,7 @@ def test_the_first_checkpoint_and_the_last_need_room(
             of = trainer.versions.saver
             wait_until(lambda: of._writing is not None and of._writing.done())
 
-    monkeypatch.setattr(trainer.versions, "_copies", slow_copies)
+    monkeypatch.setattr(trainer.versions.checkpointer, "_copies", slow_copies)
     message = f"the checkpoint of version {number} cannot be written: .*No space left on device"
     with at_snapshot(number, failing(errno.ENOSPC)), pytest.raises(CheckpointError, match=message):
         trainer.fit(NEWS)

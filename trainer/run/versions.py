@@ -1,8 +1,8 @@
-"""A run's versions: its state goes out as deltas, snapshots and checkpoints.
+"""A run's versions: its state goes out as deltas, and some versions have a snapshot.
 
 A version that has no snapshot is written and sent by a thread of its own while the events after it
 are learned; at most one is on its way. Its rows are copied before, so that what is learned
-meanwhile has no part in it.
+meanwhile has no part in it. `checkpointer.py` makes snapshots and checkpoints.
 """
 
 import dataclasses
@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 
 from embertide import _store
 from embertide.trainer.data.base import EventSchema
-from embertide.trainer.data.journal import journal_lines
 from embertide.trainer.embedding.histories import put_histories
 from embertide.trainer.model.export import tensor_bytes
-from embertide.trainer.publish.bins import Bins, bins_of, check_kept
 from embertide.trainer.publish.folder import (
     PARTITIONS,
     NoRoomError,
@@ -30,38 +28,17 @@ from embertide.trainer.publish.folder import (
     VersionId,
 )
 from embertide.trainer.publish.image import PublishedImage
-from embertide.trainer.publish.origin import FolderOrigin
 from embertide.trainer.publish.publisher import Change, Publisher
-from embertide.trainer.publish.snapshot import (
-    DensePart,
-    SnapshotError,
-    SnapshotInfo,
-    dense_id,
-    read_bins,
-    read_manifest,
-    schema_id,
-    write_snapshot,
-)
+from embertide.trainer.publish.snapshot import dense_id
 from embertide.trainer.publish.snapshot_rows import read_buckets
 from embertide.trainer.publish.threads import Workers
-from embertide.trainer.run.checkpoint import checkpoint as checkpoints
-from embertide.trainer.run.checkpoint.checkpoint import Checkpoint
-from embertide.trainer.run.checkpoint.increment import (
-    ChangedKeys,
-    Increment,
-    at_keys,
-    increment_of,
-)
-from embertide.trainer.run.checkpoint.saver import BucketCopy, Saver, SaverOptions, SnapshotJob
+from embertide.trainer.run.checkpointer import Checkpointer
 from embertide.trainer.run.resume import StartState
 from embertide.trainer.sync.channel import Channel
 
 log = logging.getLogger(__name__)
 
 _SAID_EVERY_S = 60.0
-
-_MAX_CHANGED = 0.5
-"""Of the rows: an increment of more of them would save little, and takes long to read."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +65,8 @@ class Versions:
 
     Attributes:
         publisher: What writes deltas and sends them.
-        saver: What writes snapshots and checkpoints.
+        checkpointer: What makes snapshots and checkpoints.
+        saver: Its thread, which writes them.
         image: What nodes hold, where versions have a byte budget; else it is what is trained.
     """
 
@@ -124,30 +102,11 @@ class Versions:
         self._state, self._rows = start.state, start.state.rows
         run = start.state.run
         self._channel = channel
-        self._checkpointed = checkpointed
         self._copy: tuple[int, Path] | None = None
-        self._bins: tuple[Bins, ...] = ()
-        # The newest snapshot with all rows, which may be in flight, and what changed since.
-        saved = start.saved
-        self._base = None if saved is None else saved.snapshot
-        self._changed = ChangedKeys() if saved is None else saved.changed
-        self._increments = (
-            0 if saved is None or saved.increment is None else saved.increment.ordinal
-        )
-        self._harmed_checkpoints = start.harmed
         self._without = 0  # versions since the newest that had no room
         self._said_s = -_SAID_EVERY_S
         self._workers = Workers("publish")
         self._in_flight: tuple[_InFlightVersion, Future[VersionId]] | None = None
-        self.saver = Saver(
-            publication,
-            SaverOptions(
-                memory_bytes=run.checkpoint_memory_bytes,
-                keep_snapshots=run.keep_snapshots,
-                keep_s=run.keep_snapshots_s,
-            ),
-            saving,
-        )
         self.image: PublishedImage | None = None
         if run.publish_budget is not None:
             self.image = PublishedImage(
@@ -159,11 +118,20 @@ class Versions:
             if start.version is not None:
                 with channel.together():
                     self.image.load(publication.snapshot_path(start.version), start.version.number)
+        self.checkpointer = Checkpointer(
+            publication,
+            start,
+            self.image,
+            channel=channel,
+            saving=saving,
+            checkpointed=checkpointed,
+        )
+        self.saver = self.checkpointer.saver
         self.publisher = Publisher(
             publication,
             bus=bus,
             model=run.model.name,
-            schema_id=self._schema_id(),
+            schema_id=self.checkpointer.schema_id(),
             bus_bytes=run.bus_bytes,
             floor=floor,
             channel=publishing,
@@ -219,14 +187,8 @@ class Versions:
     def counters(self) -> dict[str, int]:
         """Return the counters of what was sent, and of what a budget or the drive left out."""
         left_out = {} if self.image is None else dataclasses.asdict(self.image.stats)
-        checkpoint_counters = {
-            "checkpoints_without_room": self.saver.stats.without_room,
-            "increments": self.saver.stats.increments,
-            "snapshot_bytes_written": self.saver.stats.bytes_written,
-            "snapshot_bytes_reused": self.saver.stats.bytes_reused,
-            "harmed_checkpoints": self._harmed_checkpoints,
-        }
-        return dataclasses.asdict(self.publisher.stats) | checkpoint_counters | left_out
+        sent = dataclasses.asdict(self.publisher.stats)
+        return sent | self.checkpointer.counters() | left_out
 
     def take_bins(self, schema: EventSchema) -> None:
         """Have snapshots say which features of the events are bins; all ranks call it together.
@@ -234,23 +196,11 @@ class Versions:
         Raises:
             ConfigurationError: The newest snapshot has other edges for one of them.
         """
-        with self._channel.together():
-            if self._channel.first:
-                check_kept(self._published_bins(), schema)
-        self._bins = bins_of(schema)
-
-    def _published_bins(self) -> tuple[Bins, ...]:
-        """Return the bins of the newest snapshot that can be read; none without one."""
-        for version in reversed(self.publication.snapshots()):
-            try:
-                return read_bins(self.publication.snapshot_path(version))
-            except (SnapshotError, _store.StoreError, ValueError) as error:
-                log.warning("the bins of version %d cannot be read: %s", version.number, error)
-        return ()
+        self.checkpointer.take_bins(schema)
 
     def transforms_are_fitted(self) -> None:
         """Have versions name the schema that the state has now: transforms are a part of it."""
-        self.publisher.schema_id = self._schema_id()
+        self.publisher.schema_id = self.checkpointer.schema_id()
 
     def publish_if_room(self, number: int, watermark_ms: int, *, snapshot: bool) -> None:
         """Publish a version as `publish`; where the drive has no room, the next one has its rows.
@@ -282,13 +232,8 @@ class Versions:
         self._state.learner.check_finite()
         dense = tensor_bytes(self._state.learner.served)
         if self._copy is not None and self._state.done >= self._copy[0]:
-            write_snapshot(
-                self._copy[1],
-                self._info(VersionId(number, self.publisher.lineage), watermark_ms),
-                self._rows.tables,
-                self._rows.buckets(),
-                self._dense_part(dense),
-                channel=self._channel,
+            self.checkpointer.write_copy(
+                self._copy[1], VersionId(number, self.publisher.lineage), watermark_ms, dense
             )
             self._copy = None
         newest = self.publisher.newest
@@ -342,9 +287,7 @@ class Versions:
             self.wait_published(needed=True)
         if snapshot:
             version = VersionId(number, self.publisher.lineage)
-            full = last or self._owes_snapshot
-            increment = None if full else self._increment(version)
-            self._snapshot(version, watermark_ms, dense, increment)
+            self._snapshot(version, watermark_ms, dense, full=last or self._owes_snapshot)
             self._owes_snapshot = False  # the next version has one, whatever its number
 
     def publish_change(self, watermark_ms: int) -> None:
@@ -422,7 +365,8 @@ class Versions:
 
     def _is_state_of(self, version: VersionId, watermark_ms: int, dense: bytes) -> bool:
         """Prove that a version's files lead from our checkpoint to the bytes that we hold now."""
-        if self._base is None:
+        base = self.checkpointer.base
+        if base is None:
             return False
         commit = self.publication.read_commit(version).commit
         if (commit.watermark_ms, commit.dense_id) != (watermark_ms, dense_id(dense)):
@@ -430,10 +374,10 @@ class Versions:
         if self.image is not None:
             # A snapshot is the image, which has read that version's own files.
             return self.image.is_known
-        owed = self.publisher.owed(self._base.number, version.number)
+        owed = self.publisher.owed(base.number, version.number)
         if owed.damaged:
             return False
-        snapshot = self.publication.snapshot_path(self._base)
+        snapshot = self.publication.snapshot_path(base)
         for t, table, bucket, records in read_buckets(self._rows, snapshot):
             changed = [batch.records for batch in owed.batches.get((table.id, bucket), [])]
             mine = self._rows.store.export_bucket(t, bucket)
@@ -458,128 +402,15 @@ class Versions:
     ) -> Iterator[Change]:
         """Yield the changes; note what to mark again if they are not published."""
         index = {table.id: t for t, table in enumerate(self._rows.tables)}
-        tracked = self._state.run.full_snapshot_every > 1
         for table, bucket, records in changes:
             keys = _store.record_keys(table.layout, records)
             taken.append((index[table.id], bucket, keys))
-            if tracked:
-                self._changed.add((index[table.id], bucket), keys)
+            self.checkpointer.note_changed((index[table.id], bucket), keys)
             yield table, bucket, records
 
-    def _info(self, version: VersionId, watermark_ms: int, committed_ms: int = 0) -> SnapshotInfo:
-        return SnapshotInfo.of(
-            self._state.run.model,
-            lineage=version.lineage,
-            version=version.number,
-            watermark_ms=watermark_ms,
-            transforms=self._state.learner.transforms,
-            committed_ms=committed_ms,
-            generation=self._state.generation,
-            former=self._state.former,
-            bins=self._bins,
-        )
-
-    def _schema_id(self) -> int:
-        return schema_id(self._info(VersionId(0, 0), 0), self._rows.tables)
-
-    def _dense_part(self, dense: bytes) -> DensePart:
-        return DensePart(program=self.publication.program, cpu=self._state.run.cpu, tensors=dense)
-
-    def _buckets(self) -> Iterator[tuple[_store.TableConfig, int, bytes]]:
-        """Yield all rows as nodes hold them at the newest version, one bucket at a time."""
-        return (self.image or self._rows).buckets()
-
-    def _copies(self) -> Iterator[BucketCopy]:
-        for (t, table, bucket), (_, _, records) in zip(
-            self._rows.places(), self._buckets(), strict=True
-        ):
-            yield BucketCopy(
-                table=table,
-                bucket=bucket,
-                records=records,
-                waiting=b"" if self.image is None else self.image.waiting(t, bucket),
-                state=self._rows.store.bucket_state(t, bucket),
-            )
-
-    def _changed_copies(self) -> Iterator[BucketCopy]:
-        """Yield the state of what changed since the base, as now, one bucket at a time."""
-        store = self._rows.store
-        for t, table, bucket in self._rows.places():
-            if not len(changed_K := self._changed.of((t, bucket))):
-                continue
-            key_N = _store.record_keys(table.layout, store.export_bucket(t, bucket))
-            changed_N = np.isin(key_N, changed_K, assume_unique=True)
-            yield BucketCopy(
-                table=table,
-                bucket=bucket,
-                records=b"",
-                state=at_keys(store.bucket_state(t, bucket), changed_N),
-                keys=key_N[changed_N],
-            )
-
-    def _increment(self, version: VersionId) -> Increment | None:
-        """Return what an increment of a version rests on; None: all rows are to be written."""
-        ordinal = self._increments + 1
-        if self._base is None or ordinal >= self._state.run.full_snapshot_every:
-            return None
-        self.saver.wait()  # the drive may have had no room for the base
-        found: Increment | None = None
-        with self._channel.together():
-            if self._channel.first and checkpoints.is_complete(self.publication, self._base):
-                manifest = read_manifest(self.publication.snapshot_path(self._base))
-                if manifest["schema_id"] == self.publisher.schema_id:
-                    max_bytes = sum(int(each["bytes"]) for each in manifest["buckets"])
-                    found = increment_of(self.publication, version, self._base, ordinal, max_bytes)
-        mine = (self._changed.count(), int(self._rows.stats()["rows"]), found is not None)
-        changed, rows, leads = map(sum, zip(*self._channel.gather(mine), strict=True))
-        if not leads or changed > _MAX_CHANGED * rows:
-            return None
-        return found or Increment(base=self._base, ordinal=ordinal, chain=())
-
-    def _checkpoint(self, version: VersionId) -> Checkpoint:
-        """Return the state, and what lies beside it in the folder and is needed with it."""
-        checkpoint = self._state.checkpoint(version)
-        if not self._channel.first:
-            return checkpoint
-        folder = self.publication.path
-        return dataclasses.replace(
-            checkpoint,
-            journals=journal_lines(folder),
-            origin=dataclasses.asdict(FolderOrigin.read(folder)),
-        )
-
     def _snapshot(
-        self,
-        version: VersionId,
-        watermark_ms: int,
-        dense: bytes,
-        increment: Increment | None = None,
+        self, version: VersionId, watermark_ms: int, dense: bytes, *, full: bool = True
     ) -> None:
         """Have a version's snapshot and checkpoint written, as our state is now."""
-        there, incremental = self._channel.gather(
-            (
-                checkpoints.is_complete(self.publication, version),
-                checkpoints.is_increment(self.publication, version),
-            )
-        )[0]
-        if not there or not incremental:
-            self._increments = 0 if increment is None else increment.ordinal
-        if there:
-            if not incremental:
-                self._base, self._changed = version, ChangedKeys()
-            self._checkpointed(self._state.offset)
-            return
-        job = SnapshotJob(
-            # Copied, for it is written while training goes on.
-            checkpoint=self._checkpoint(version),
-            info=self._info(version, watermark_ms, self.publisher.committed_ms(version)),
-            tables=self._rows.tables,
-            dense=self._dense_part(dense),
-            then=functools.partial(self._checkpointed, self._state.offset),
-            increment=increment,
-        )
-        if increment is None:
-            self._base, self._changed = version, ChangedKeys()
-            self.saver.save(job, self._copies())
-        else:
-            self.saver.save(job, self._changed_copies())
+        committed_ms = self.publisher.committed_ms(version)
+        self.checkpointer.save(version, watermark_ms, dense, committed_ms=committed_ms, full=full)
