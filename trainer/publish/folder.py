@@ -101,12 +101,18 @@ class VersionId(NamedTuple):
         """Read it from a message."""
         return cls(version.number, version.lineage)
 
+    @classmethod
+    def read(cls, name: str) -> "VersionId | None":
+        """Read the name of a version's folder; None if it is none."""
+        match = _NAME.fullmatch(name)
+        return None if match is None else cls(int(match[1]), int(match[2]))
+
 
 def _named(parent: Path) -> Iterator[tuple[Path, VersionId]]:
     """Yield the folders that are named as a version, finished or not."""
     for path in parent.iterdir() if parent.is_dir() else ():
-        if match := _NAME.fullmatch(path.name):
-            yield path, VersionId(int(match[1]), int(match[2]))
+        if version := VersionId.read(path.name):
+            yield path, version
 
 
 def _list(parent: Path, file: str) -> list[VersionId]:

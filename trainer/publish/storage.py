@@ -11,7 +11,6 @@ Secret is mounted. They are read again after an error, so that they can be repla
 
 import contextlib
 import os
-import re
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -33,7 +32,6 @@ _PART_BYTES = 8 << 20
 _PARTS = 2
 _MAX_BYTES = 64 << 20  # of an object that is read whole, as a commit
 _MAX_WORDS = 400  # of what a library says
-_NAME = re.compile(r"(\d{12,19})-(\d{6,19})")
 _CLIENT = {"timeout": timedelta(seconds=60), "connect_timeout": timedelta(seconds=5)}
 _RETRIES = {
     "max_retries": 4,
@@ -253,8 +251,8 @@ class Storage:
         """
         with self._asking(parent):
             found = obstore.list_with_delimiter(self._store, parent)["common_prefixes"]
-        matches = [_NAME.fullmatch(each.rpartition("/")[2]) for each in found]
-        return sorted(VersionId(int(each[1]), int(each[2])) for each in matches if each)
+        versions = (VersionId.read(each.rpartition("/")[2]) for each in found)
+        return sorted(version for version in versions if version)
 
     def keys(self, prefix: str) -> list[str]:
         """Return the names of all objects in a folder.
