@@ -173,17 +173,23 @@ def _records(
 
 
 def _saved(saved: SavedState, plan_of: Callable[[int], LaidPlan | None]) -> SavedState:
-    """Name the nodes of records that a build before wrote, as far as their plans are kept."""
+    """Name the nodes of records that a build before wrote, as far as their plans are kept.
+
+    While an operation is at work, no position changes: the newest plan does for it as well.
+    """
     names: dict[int, list[str]] = {}
     oldest = saved.plan.epoch - PLANS_KEPT if saved.plan is not None else 0
     for record in saved.operations.values():
         epoch = record.operation.base_epoch or record.request.target.base_epoch
-        if record.nodes or not epoch or epoch <= oldest:
+        if record.nodes or not epoch:
             continue
-        if epoch not in names:
+        if epoch > oldest and epoch not in names:
             plan = plan_of(epoch)
             names[epoch] = names_of(plan.head.topology) if plan is not None else []
-        record.nodes.extend(names[epoch])
+        record.nodes.extend(names.get(epoch, ()))
+        at_work = record.operation.base_epoch and not record.operation.ended_ms
+        if at_work and not record.nodes and saved.plan is not None:
+            record.nodes.extend(names_of(saved.plan.head.topology))
     return saved
 
 

@@ -6,7 +6,7 @@ is made from what is in the store.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from google.protobuf.message import Message
@@ -118,7 +118,6 @@ class Control:
         if saved.plan is not None:
             check_laid(saved.plan, None)
             self.plan, self.layout = saved.plan
-            _name_nodes(saved.operations.values(), self.plan.topology)
         self.operations = Operations(saved.operations, options.longest_deadline_ms, now_ms)
         self._writes = Writes()
         self._answered: list[tuple[str, Message, Message, int]] = []
@@ -768,19 +767,6 @@ class Control:
         check_laid(plan, LaidPlan(self.plan, self.layout) if self.plan is not None else None)
         self.plan, self.layout = plan
         self._writes.plan = plan
-
-
-def _name_nodes(
-    records: Iterable[control_pb2.OperationRecord], topology: plan_pb2.Topology
-) -> None:
-    """Name the nodes of an operation at work that a build before began, and did not name.
-
-    While an operation is at work, no position changes.
-    """
-    for record in records:
-        at_work = record.operation.base_epoch and not record.operation.ended_ms
-        if at_work and not record.nodes:
-            record.nodes.extend(names_of(topology))
 
 
 def _take_over(record: control_pb2.OperationRecord, ready: control_pb2.OperationRecord) -> None:
