@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from kserve_node import Node
 from proxy import unused_proxy
-from serving import wait_until
+from waiting import wait_until
 
 from embertide._common import kserve
 from embertide.client import (

@@ -1,12 +1,12 @@
 """A server of small pages: its rounds, and what its task is said to be."""
 
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from embertide._common.background import State, healths
 from embertide._common.page_server import serving
@@ -23,13 +23,6 @@ def state() -> State | None:
     return {each.name: each.state for each in healths()}.get("metrics")
 
 
-def await_state(wanted: State | None) -> None:
-    end = time.monotonic() + SOON_S
-    while state() is not wanted:
-        assert time.monotonic() < end, f"it is {state()}"
-        time.sleep(0.01)
-
-
 def read(port: int) -> bytes:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=SOON_S) as page:
         found: bytes = page.read()
@@ -40,7 +33,7 @@ def test_a_page_is_served_until_its_context_ends() -> None:
     with serving("127.0.0.1", 0, app) as server:
         assert [read(server.server_port) for _ in range(3)] == [b"page"] * 3
         assert state() is State.RUNNING
-    await_state(None)
+    wait_until(lambda: state() is None)
 
 
 def test_it_is_well_again_after_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +49,7 @@ def test_it_is_well_again_after_an_error_of_its_own(monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(server, "service_actions", fail_once)
         assert failed.wait(SOON_S)
-        await_state(State.RUNNING)
+        wait_until(lambda: state() is State.RUNNING)
         assert read(server.server_port) == b"page"
         (health,) = (each for each in healths() if each.name == "metrics")
         assert health.failures == 1

@@ -1,8 +1,6 @@
 """Control planes over a real Redis, nodes for them, and a client whose calls are short."""
 
 import contextlib
-import time
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -46,14 +44,6 @@ class Client:
         request = control_pb2.GetOperationRequest(id=id)
         operation: control_pb2.Operation = self.call("GetOperation", request).operation
         return operation
-
-
-def eventually(true: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Poll, within a bound, for what other processes or threads bring about."""
-    end = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < end, "it has not come to pass"
-        time.sleep(0.02)
 
 
 class Bench:

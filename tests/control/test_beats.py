@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from control_bench import Bench, eventually
+from control_bench import Bench
 from fake_node import TABLES
 from simulation import first_beat, make_node, make_registration, make_tables
+from waiting import wait_until
 
 from embertide.server.core.fleet import BEATS_MISSED, Fleet
 from embertide.v1 import control_pb2, control_pb2_grpc
@@ -55,7 +56,7 @@ def test_a_stream_is_answered_when_there_is_something_new(bench: Bench) -> None:
     for _ in range(20):
         stream.beat()
     status = control_pb2.ControlServiceGetStatusRequest()
-    eventually(lambda: client.call("GetStatus", status).plan_epoch == 1)
+    wait_until(lambda: client.call("GetStatus", status).plan_epoch == 1)
     if not first.plan_epoch:
         stream.beat()
         assert stream.answer().plan_epoch == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
-from control_bench import eventually
+from waiting import wait_until
 
 from embertide.server.services.call_pool import CallPool, NoThreadError
 
@@ -76,7 +76,7 @@ def test_a_call_without_a_thread_waits_for_the_next_that_gets_one(
     """Before, gRPC's own loop ended, and nobody was answered again."""
     limit(True)
     waits = server.begin()
-    eventually(lambda: bool(server.pool._why))
+    wait_until(lambda: bool(server.pool._why))
     with pytest.raises(NoThreadError, match="raise the limit of threads"):
         server.pool.tend()
     assert not waits.done()
@@ -93,7 +93,7 @@ def test_threads_that_are_there_answer_for_those_that_are_not(
     limit(True)
     server.handler.hold.clear()
     calls = [server.begin() for _ in range(3)]
-    eventually(lambda: bool(server.pool._why))
+    wait_until(lambda: bool(server.pool._why))
     server.handler.hold.set()
     assert [call.result() for call in calls] == [b"answer"] * 3
 
@@ -103,7 +103,7 @@ def test_the_owner_starts_a_thread_for_what_waits(
 ) -> None:
     limit(True)
     waits = server.begin()
-    eventually(lambda: bool(server.pool._why))
+    wait_until(lambda: bool(server.pool._why))
     limit(False)
     server.pool.tend()
     assert waits.result() == b"answer"

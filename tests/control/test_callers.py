@@ -9,8 +9,9 @@ from typing import Any
 
 import grpc
 import pytest
-from control_bench import Bench, Client, eventually
+from control_bench import Bench, Client
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from waiting import wait_until
 
 from bench.frames import begun, call_headers, header
 from embertide.server.adapters.process import free_ports
@@ -73,7 +74,7 @@ def test_2400_calls_of_nobody_without_a_message_hold_up_no_operator(
 ) -> None:
     with held(*silent(closed.address, 2400)):
         # Some of them are over the bound of all calls before anybody looks who calls.
-        eventually(lambda: refusals(closed, "UNAUTHENTICATED") > 1000, 30)
+        wait_until(lambda: refusals(closed, "UNAUTHENTICATED") > 1000, 30)
         for _ in range(20):
             operator.call("GetStatus", STATUS, 2.0)
 
@@ -82,7 +83,7 @@ def test_a_reader_whose_messages_do_not_come_holds_up_no_operator(
     closed: ControlServer, operator: Client
 ) -> None:
     with held(*silent(closed.address, 240, TOKENS["reader"])):
-        eventually(lambda: refusals(closed, "RESOURCE_EXHAUSTED") > 100, 10)
+        wait_until(lambda: refusals(closed, "RESOURCE_EXHAUSTED") > 100, 10)
         for _ in range(20):
             operator.call("GetStatus", STATUS, 2.0)
 
@@ -106,7 +107,7 @@ def test_a_call_whose_message_does_not_come_in_time_is_ended(bench: Bench) -> No
         with pytest.raises(grpc.RpcError) as caught:
             stream(messages(), timeout=50)
         assert caught.value.code() is grpc.StatusCode.CANCELLED
-        eventually(lambda: refusals(control, "CANCELLED") == 1)
+        wait_until(lambda: refusals(control, "CANCELLED") == 1)
 
 
 def test_a_late_call_was_cancelled_also_where_grpc_first_says_that_no_message_comes() -> None:

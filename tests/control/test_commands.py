@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from commands import embertide
-from control_bench import eventually
 from fake_node import FakeNode
 from typer.testing import Result
+from waiting import wait_until
 
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import own_state
@@ -57,14 +57,14 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     command += ["--heartbeat-ms", "10000"]  # a busy machine makes no node dead
     with contextlib.ExitStack() as stack:
         child = stack.enter_context(Child(command, log=folder / "control.log"))
-        eventually(lambda: "control plane of model" in child.log_text())
+        wait_until(lambda: "control plane of model" in child.log_text())
         url = own_state(folder).url
         nodes = [
             stack.enter_context(FakeNode(f"node-{index}", f"127.0.0.1:{port}", url, token=ACT))
             for index in range(2)
         ]
         nodes[0].reads = {0: 200, 4: 200, 8: 200, 12: 200}
-        eventually(lambda: all(node.held().epoch for node in nodes))
+        wait_until(lambda: all(node.held().epoch for node in nodes))
         yield Operator(f"127.0.0.1:{port}", folder / "token")
 
 
@@ -128,7 +128,7 @@ def test_a_reshard_from_a_dry_run_to_its_undo(operator: Operator, tmp_path: Path
     assert operator.json("plan", "explain", "user/2")["owners"] == ["node-1/1"]
     # Who reads them is said as of each node's last load, of before the move or after it: until all
     # are of after it, two nodes may say that they read the bucket, or none.
-    eventually(lambda: _reads_of(operator, "user/2") == {"node-0": 0, "node-1": 10})
+    wait_until(lambda: _reads_of(operator, "user/2") == {"node-0": 0, "node-1": 10})
     assert "user/2" in operator.run("plan", "diff", epoch, epoch + 4).stdout
     assert "node-1/1" in operator.run("plan", "show").stdout
     epoch = operator.json("status")["plan_epoch"]
@@ -212,7 +212,7 @@ def test_a_trainers_plan_is_written_from_what_nodes_read(
 ) -> None:
     path = tmp_path / "plan.json"
     # Nodes report what they read in windows of some seconds.
-    eventually(lambda: operator.run("plan", "ranks", 2, path).exit_code == 0)
+    wait_until(lambda: operator.run("plan", "ranks", 2, path).exit_code == 0)
     said = operator.json("plan", "ranks", 2, path)
     assert said["file"] == str(path)
     unevenness = said["unevenness"]

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from control_bench import Bench, Client, eventually
+from control_bench import Bench, Client
 from fake_node import FakeNode
+from waiting import wait_until
 
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.adapters.state import RedisState
@@ -117,7 +118,7 @@ class Site:
             bench.stack.enter_context(FakeNode(f"node-{n}", server.address, self.store_url))
             for n in range(2)
         ]
-        eventually(lambda: all(node.held().epoch for node in self.nodes))
+        wait_until(lambda: all(node.held().epoch for node in self.nodes))
 
     @property
     def store_url(self) -> str:
@@ -138,7 +139,7 @@ class Site:
                     owners=[plan_pb2.Owner(node=1 - held.owners[0].node)],
                 )
         request.budget.buckets_at_once = 2
-        eventually(lambda: self._answered("StartReshard", request), ENDS_WITHIN_S)
+        wait_until(lambda: self._answered("StartReshard", request), ENDS_WITHIN_S)
 
     def _answered(self, rpc: str, request: object) -> bool:
         """Call until it is answered: with the same id it is done once."""
@@ -152,7 +153,7 @@ class Site:
 
     def steer(self, id: str, steering: control_pb2.Steering.ValueType) -> None:
         request = control_pb2.SteerOperationRequest(id=id, steering=steering)
-        eventually(lambda: self._answered("SteerOperation", request), ENDS_WITHIN_S)
+        wait_until(lambda: self._answered("SteerOperation", request), ENDS_WITHIN_S)
 
     def record(self, id: str) -> control_pb2.OperationRecord:
         self.store.note_plan()
@@ -164,7 +165,7 @@ class Site:
                 return self.record(id).operation.ended_ms > 0
             return False
 
-        eventually(ended, ENDS_WITHIN_S)
+        wait_until(ended, ENDS_WITHIN_S)
         self.store.killing = False
         return self.record(id).operation
 
@@ -201,7 +202,7 @@ def test_redis_is_killed_at_every_write_of_a_move(site: Site) -> None:
 def test_redis_is_killed_at_every_write_of_an_abort(site: Site) -> None:
     before = site.owners()
     site.start("r1")
-    eventually(lambda: site.record("r1").step == Step.BOTH_OWN)
+    wait_until(lambda: site.record("r1").step == Step.BOTH_OWN)
     site.store.killing = True
     site.steer("r1", control_pb2.STEERING_PAUSE)
     site.steer("r1", control_pb2.STEERING_ABORT)
@@ -220,7 +221,7 @@ def test_redis_is_killed_while_a_dead_target_is_taken_back(site: Site) -> None:
     site.nodes[0].loading.clear()
     site.nodes[1].loading.clear()
     site.start("r1")
-    eventually(lambda: site.record("r1").step == Step.JOINING)
+    wait_until(lambda: site.record("r1").step == Step.JOINING)
     site.store.killing = True
     dead = site.record("r1").moves[0].target.node
     site.nodes[dead].beating.clear()

@@ -13,9 +13,10 @@ from pathlib import Path
 import grpc
 import pytest
 import redis
-from control_bench import Client, eventually
+from control_bench import Client
 from fake_node import TABLES
 from simulation import make_node, make_registration
+from waiting import wait_until
 
 from embertide.server.adapters import state as states
 from embertide.server.adapters.process import free_ports
@@ -49,7 +50,7 @@ def test_one_at_a_time_has_the_lease(store: StateStore, monkeypatch: pytest.Monk
         time.sleep(0.05)
         assert store.renew(first, "a:1")
     assert store.try_term("b:1") == (0, "a:1")
-    eventually(lambda: store.try_term("b:1")[0] == 2)
+    wait_until(lambda: store.try_term("b:1")[0] == 2)
     # The first one wakes up: it has no lease, and writes nothing.
     assert not store.renew(first, "a:1")
     store.release(first)
@@ -70,7 +71,7 @@ def test_one_that_stands_by_names_the_leader() -> None:
         waiting = threading.Thread(target=standby.wait, args=(stopping,))
         waiting.start()
         client = Client(standby.address)
-        eventually(lambda: "leader:7070" in client.refused("GetStatus", STATUS)[1])
+        wait_until(lambda: "leader:7070" in client.refused("GetStatus", STATUS)[1])
         assert client.refused("GetStatus", STATUS)[0] == "UNAVAILABLE"
         with pytest.raises(grpc.RpcError, match="stands by"):
             next(client.stub.StreamBeats(iter(()), timeout=5))
@@ -103,15 +104,15 @@ def test_another_leads_within_seconds(redis_url: str, tmp_path: Path, how: signa
     processes = [start(redis_url, tmp_path, port) for port in ports]
     clients = [Client(f"127.0.0.1:{port}") for port in ports]
     try:
-        eventually(lambda: any(map(leads, clients)), 30.0)
+        wait_until(lambda: any(map(leads, clients)), 30.0)
         leader = 0 if leads(clients[0]) else 1
         other = clients[1 - leader]
-        eventually(lambda: str(ports[leader]) in other.refused("GetStatus", STATUS)[1], 30.0)
+        wait_until(lambda: str(ports[leader]) in other.refused("GetStatus", STATUS)[1], 30.0)
         node = make_node("node-0", address="127.0.0.1:1")
         clients[leader].call("RegisterNode", make_registration(node, TABLES))
         os.kill(processes[leader].pid, how)
         killed_s = time.monotonic()
-        eventually(lambda: leads(other), 15.0)
+        wait_until(lambda: leads(other), 15.0)
         assert time.monotonic() - killed_s < 8
         assert [each.node.name for each in other.call("GetStatus", STATUS).nodes] == ["node-0"]
         if how == signal.SIGSTOP:

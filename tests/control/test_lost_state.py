@@ -2,7 +2,8 @@
 
 import pytest
 import redis
-from control_bench import Bench, eventually
+from control_bench import Bench
+from waiting import wait_until
 
 from embertide.server.adapters.state import RedisState
 from embertide.server.core import lost_state
@@ -30,28 +31,28 @@ def test_a_control_plane_that_runs_writes_all_of_it_again(bench: Bench) -> None:
     control = bench.control()
     nodes = [bench.node(name, control.address) for name in ("node-0", "node-1")]
     client = bench.client(control.address)
-    eventually(lambda: all(node.held().epoch for node in nodes))
+    wait_until(lambda: all(node.held().epoch for node in nodes))
     client.reshard("d1", drain_node="node-1")
-    eventually(lambda: client.operation("d1").state == SUCCEEDED)
+    wait_until(lambda: client.operation("d1").state == SUCCEEDED)
     before = nodes[0].held().epoch
     flush(bench.url)
-    eventually(lambda: newest_epoch(bench.url) > EPOCHS_ABOVE)
-    eventually(lambda: all(node.held().epoch > before + EPOCHS_ABOVE - 1 for node in nodes))
+    wait_until(lambda: newest_epoch(bench.url) > EPOCHS_ABOVE)
+    wait_until(lambda: all(node.held().epoch > before + EPOCHS_ABOVE - 1 for node in nodes))
     assert not control.driver.superseded.is_set(), "nobody took over"
     assert control.driver.counts["state_restored"] == 1
     assert client.operation("d1").state == SUCCEEDED, "what was done is known"
     client.reshard("u1", undo_operation="d1")
-    eventually(lambda: client.operation("u1").state == SUCCEEDED)
+    wait_until(lambda: client.operation("u1").state == SUCCEEDED)
     assert nodes[0].held().epoch > before + EPOCHS_ABOVE
 
 
 def test_a_successor_adopts_what_nodes_hold(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     control = bench.control()
     nodes = [bench.node(name, control.address) for name in ("node-0", "node-1")]
-    eventually(lambda: all(node.held().epoch for node in nodes))
+    wait_until(lambda: all(node.held().epoch for node in nodes))
     client = bench.client(control.address)
     client.reshard("d1", drain_node="node-1")
-    eventually(lambda: client.operation("d1").state == SUCCEEDED)
+    wait_until(lambda: client.operation("d1").state == SUCCEEDED)
     before = nodes[0].held()
     control.stop()
     flush(bench.url)
@@ -61,7 +62,7 @@ def test_a_successor_adopts_what_nodes_hold(bench: Bench, monkeypatch: pytest.Mo
     client = bench.client(successor.address)
     status = control_pb2.ControlServiceGetStatusRequest()
     told = [before.epoch] * 2
-    eventually(lambda: [n.plan_epoch for n in client.call("GetStatus", status).nodes] == told)
+    wait_until(lambda: [n.plan_epoch for n in client.call("GetStatus", status).nodes] == told)
     request = control_pb2.StartReshardRequest(operation_id="d2", drain_node="node-0")
     assert "plan adopt" in client.refused("StartReshard", request)[1]
     adopt = control_pb2.AdoptPlanRequest(request_id="a1", reason="it was flushed")
@@ -73,7 +74,7 @@ def test_a_successor_adopts_what_nodes_hold(bench: Bench, monkeypatch: pytest.Mo
     answer = client.call("AdoptPlan", adopt, 20.0)
     assert answer.plan_epoch == before.epoch + EPOCHS_ABOVE
     assert {each.node: each.buckets for each in answer.nodes} == {"node-0": 20, "node-1": 0}
-    eventually(lambda: all(node.held().epoch == answer.plan_epoch for node in nodes))
+    wait_until(lambda: all(node.held().epoch == answer.plan_epoch for node in nodes))
     assert [each.owners for each in nodes[0].held().assignments] == [
         each.owners for each in before.assignments
     ]
@@ -81,5 +82,5 @@ def test_a_successor_adopts_what_nodes_hold(bench: Bench, monkeypatch: pytest.Mo
     run = target.assignments.add(table_id=0, bucket_begin=0, bucket_count=4)
     run.owners.add(node=1)
     client.reshard("r1", target=target)
-    eventually(lambda: client.operation("r1").state == SUCCEEDED)
+    wait_until(lambda: client.operation("r1").state == SUCCEEDED)
     assert all(node.held().epoch > answer.plan_epoch for node in nodes), "they follow it"

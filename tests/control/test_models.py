@@ -9,10 +9,11 @@ import grpc
 import pytest
 import redis
 from commands import embertide
-from control_bench import Client, eventually
+from control_bench import Client
 from fake_node import TABLES, FakeNode
 from simulation import make_node, make_registration
 from typer.testing import Result
+from waiting import wait_until
 
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.state import RedisState
@@ -49,7 +50,7 @@ class Site:
             for name in ("node-0", "node-1")
         }
         for model in ("news", "shop"):
-            eventually(lambda model=model: self.acted(model))  # type: ignore[misc]
+            wait_until(lambda model=model: self.acted(model))  # type: ignore[misc]
 
     def start(self) -> ControlServer:
         stores = {name: RedisState(self.url, name) for name in ("news", "shop")}
@@ -102,7 +103,7 @@ def test_what_moves_in_one_model_leaves_the_other_alone(site: Site) -> None:
     # One dies in one model; its namesake lives.
     site.nodes["shop", "node-1"].beating.clear()
     dead = control_pb2.NODE_STATE_DEAD
-    eventually(lambda: shop.call("GetStatus", STATUS).nodes[1].state == dead)
+    wait_until(lambda: shop.call("GetStatus", STATUS).nodes[1].state == dead)
     assert news.call("GetStatus", STATUS).nodes[1].state == control_pb2.NODE_STATE_READY
 
 
@@ -156,9 +157,9 @@ def test_both_models_go_on_with_another_control_plane(site: Site) -> None:
     site.server = site.start()
     for node in site.nodes.values():
         node.point_at(site.server.address)
-    eventually(lambda: all(driver.superseded.is_set() for driver in older.drivers))
+    wait_until(lambda: all(driver.superseded.is_set() for driver in older.drivers))
     for model in ("news", "shop"):
-        eventually(lambda model=model: site.acted(model))  # type: ignore[misc]
+        wait_until(lambda model=model: site.acted(model))  # type: ignore[misc]
 
 
 def test_every_rpc_is_routed() -> None:
@@ -179,7 +180,7 @@ def test_commands_name_the_model(redis_url: str, tmp_path: Path) -> None:
 
     with contextlib.ExitStack() as stack:
         child = stack.enter_context(Child(command, log=tmp_path / "control.log"))
-        eventually(lambda: "control plane of model 'news', 'shop'" in child.log_text(), 30)
+        wait_until(lambda: "control plane of model 'news', 'shop'" in child.log_text(), 30)
         stack.enter_context(FakeNode("node-s", address, redis_url, model="shop"))
         channel = stack.enter_context(grpc.insecure_channel(address))
         stub = control_pb2_grpc.ControlServiceStub(channel)
@@ -188,7 +189,7 @@ def test_commands_name_the_model(redis_url: str, tmp_path: Path) -> None:
             metadata = ((MODEL_KEY, "shop"),)
             return stub.GetStatus(STATUS, timeout=5, metadata=metadata).plan_epoch > 0
 
-        eventually(planned)
+        wait_until(planned)
         done = run("node", "list", "--model", "shop")
         assert done.exit_code == 0, done.output
         assert "node-s" in done.stdout

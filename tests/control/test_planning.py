@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from odd_planners import Dying, Failing, Slow
 from simulation import first_beat, make_node, make_registration, make_tables, make_versions
+from waiting import wait_until
 
 from embertide.server.adapters.state import MemoryState
 from embertide.server.core.control import Control, ControlOptions
@@ -96,19 +97,13 @@ class Running:
         return copy
 
     def wait(self, id: str) -> control_pb2.Operation:
-        until = time.monotonic() + 30
-        while not self.operation(id).ended_ms:
-            assert time.monotonic() < until, self.operation(id)
-            time.sleep(0.02)
+        wait_until(lambda: bool(self.operation(id).ended_ms))
         return self.operation(id)
 
     def __enter__(self) -> "Running":
         self.driver.start()
         self._beats.start()
-        until = time.monotonic() + 10
-        while self.store.load().plan is None:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: self.store.load().plan is not None)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -170,10 +165,7 @@ def test_a_plan_that_moves_on_meanwhile_is_planned_for_anew(
         answers = []
         asking = threading.Thread(target=lambda: answers.append(running.start("r1")))
         asking.start()
-        until = time.monotonic() + 10
-        while not (tmp_path / "marks").exists():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: (tmp_path / "marks").exists(), every_s=0.01)
         running.move("by-hand", 0)
         running.wait("by-hand")
         asking.join()

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import redis
-from control_bench import Bench, Client, eventually
+from control_bench import Bench, Client
 from fake_node import TABLES
 from odd_planners import Dying, Failing, Slow
 from simulation import make_node, make_registration
+from waiting import wait_until
 
 from embertide.server.core.plan import planners
 from embertide.v1 import control_pb2, plan_pb2
@@ -540,12 +541,12 @@ def test_bad_input_is_refused_by_its_own_status_and_changes_nothing(
             node.plan_epoch == status.plan_epoch for node in status.nodes
         )
 
-    eventually(acted)
+    wait_until(acted)
     assert [node.name for node in world.plan.topology.nodes] == NAMES
     first = target((0, 0, 1, [1, 3]))(world)
     first.operation_id = "r1"
     world.client.call("StartReshard", first)
-    eventually(lambda: world.client.operation("r1").ended_ms > 0 and acted())
+    wait_until(lambda: world.client.operation("r1").ended_ms > 0 and acted())
     more, further = refuse(world, SERVING)
     faults, changes = faults + more, changes + further
 
@@ -553,12 +554,12 @@ def test_bad_input_is_refused_by_its_own_status_and_changes_nothing(
     second = target((0, 1, 1, [1, 3]))(world)
     second.operation_id = "r2"
     world.client.call("StartReshard", second)
-    eventually(lambda: world.client.operation("r2").base_epoch > 0 and acted())
+    wait_until(lambda: world.client.operation("r2").base_epoch > 0 and acted())
     more, further = refuse(world, AT_WORK)
     faults, changes = faults + more, changes + further
 
     nodes["node-1"].beating.clear()
-    eventually(lambda: world.client.operation("r2").ended_ms > 0)
+    wait_until(lambda: world.client.operation("r2").ended_ms > 0)
     more, further = refuse(world, A_NODE_IS_DEAD)
     faults, changes = faults + more, changes + further
     tried = sum(map(len, (WITHOUT_A_PLAN, SERVING, AT_WORK, A_NODE_IS_DEAD)))

@@ -9,11 +9,12 @@ from typing import Any
 import grpc
 import pytest
 import redis
-from control_bench import Bench, Client, eventually
+from control_bench import Bench, Client
 from fake_node import TABLES
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from simulation import make_node, make_registration
+from waiting import wait_until
 
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.adapters.state import RedisState
@@ -38,7 +39,7 @@ def wait_for_plan(client: Client, epoch: int = 1) -> None:
             node.plan_epoch == status.plan_epoch for node in status.nodes
         )
 
-    eventually(acted)
+    wait_until(acted)
 
 
 def target(client: Client, node: int, buckets: int = 4) -> control_pb2.ReshardTarget:
@@ -86,13 +87,13 @@ def test_a_control_plane_that_starts_again_in_any_step_goes_on(bench: Bench, ste
     wait_for_plan(client)
     client.reshard("r1", target=target(client, 1))
     store = RedisState(bench.url, "news")
-    eventually(lambda: store.load().operations["r1"].step >= step)
+    wait_until(lambda: store.load().operations["r1"].step >= step)
     control.stop()
     again = bench.control()
     for node in nodes:
         node.point_at(again.address)
     client = bench.client(again.address)
-    eventually(lambda: client.operation("r1").ended_ms > 0)
+    wait_until(lambda: client.operation("r1").ended_ms > 0)
     store.close()
     assert client.operation("r1").state == SUCCEEDED
     layout = layout_of(client.call("GetPlan", control_pb2.GetPlanRequest()).plan.assignments)
@@ -106,7 +107,7 @@ def test_of_two_control_planes_the_older_gives_way(bench: Bench) -> None:
     newer = bench.control()
     request = make_registration(make_node("node-5", address="127.0.0.1:1"), TABLES)
     assert client.refused("RegisterNode", request)[0] == "ABORTED"
-    eventually(older.driver.superseded.is_set)
+    wait_until(older.driver.superseded.is_set)
     assert client.refused("GetStatus", STATUS)[0] == "ABORTED"
     beat = control_pb2.HeartbeatRequest(node="node-0", incarnation="x", sequence=1)
     assert client.refused("Heartbeat", beat)[0] == "ABORTED"
@@ -151,9 +152,9 @@ def test_queues_have_bounds(bench: Bench) -> None:
     bench.node("node-0", control.address)
     bench.node("node-1", control.address).loading.clear()
     client = bench.client(control.address)
-    eventually(lambda: client.call("GetStatus", STATUS).plan_epoch == 1)
+    wait_until(lambda: client.call("GetStatus", STATUS).plan_epoch == 1)
     client.reshard("w0", target=target(client, 1, buckets=1))
-    eventually(lambda: client.operation("w0").base_epoch > 0)
+    wait_until(lambda: client.operation("w0").base_epoch > 0)
     request = control_pb2.StartReshardRequest(target=target(client, 1, buckets=1))
     # Each would ask the nodes for their load; the bound is the core's.
     for index in range(1, 101):
@@ -195,10 +196,10 @@ def test_ids_and_pages(bench: Bench) -> None:
     assert client.reshard("r1", target=wanted) == first
     request = control_pb2.StartReshardRequest(operation_id="r1", planner="greedy")
     assert client.refused("StartReshard", request)[0] == "ALREADY_EXISTS"
-    eventually(lambda: client.operation("r1").ended_ms > 0)
+    wait_until(lambda: client.operation("r1").ended_ms > 0)
     assert client.reshard("r1", target=wanted) == first
     client.reshard("r2", undo_operation="r1")
-    eventually(lambda: client.operation("r2").ended_ms > 0)
+    wait_until(lambda: client.operation("r2").ended_ms > 0)
     over = control_pb2.SteerOperationRequest(id="r2", steering=control_pb2.STEERING_ABORT)
     assert client.refused("SteerOperation", over)[0] == "FAILED_PRECONDITION"
     page = client.call("ListOperations", control_pb2.ListOperationsRequest(page_size=1))
@@ -281,7 +282,7 @@ def test_a_state_that_cannot_be_reached(bench: Bench, tmp_path: Path) -> None:
     )
     client.call("Heartbeat", beat)
     with RedisServer(options):
-        eventually(lambda: control.driver.reachable or _answers(client))
+        wait_until(lambda: control.driver.reachable or _answers(client))
         assert client.call("RegisterNode", other).incarnation == other.request_id
         names = [each.node.name for each in client.call("GetStatus", STATUS).nodes]
         assert names == ["node-0", "node-1"]
@@ -325,7 +326,7 @@ def test_a_caller_that_has_gone_is_counted_and_no_failure(
 
     def when_gone(context: grpc.ServicerContext) -> str:
         begun.set()
-        eventually(lambda: not context.is_active())
+        wait_until(lambda: not context.is_active())
         return call_id(context)
 
     monkeypatch.setattr(gate, "_call_id", when_gone)
@@ -338,6 +339,6 @@ def test_a_caller_that_has_gone_is_counted_and_no_failure(
         call = channel.stream_stream(path)(iter([b""]))
     assert begun.wait(10)
     call.cancel()
-    eventually(lambda: control.gate.refused[f"{rpc} CANCELLED"] == 1)
+    wait_until(lambda: control.gate.refused[f"{rpc} CANCELLED"] == 1)
     control.stop()
     assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == []

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import redis
 from commands import embertide
-from control_bench import Bench, eventually
+from control_bench import Bench
+from waiting import wait_until
 
 from embertide.trainer.publish.sign import Place, SignOfLife
 from embertide.v1 import control_pb2
@@ -45,7 +46,7 @@ def test_a_dead_node_and_what_nobody_owns(bench: Bench) -> None:
     control = bench.control(expect=2, heartbeat_ms=200)
     nodes = [bench.node(f"node-{at}", control.address) for at in range(2)]
     client = bench.client(control.address)
-    eventually(lambda: all(node.held().epoch for node in nodes))
+    wait_until(lambda: all(node.held().epoch for node in nodes))
     where = ("--control", control.address)
     healthy = facts(*where, "--check")
     assert healthy["faults"] == []
@@ -54,7 +55,7 @@ def test_a_dead_node_and_what_nobody_owns(bench: Bench) -> None:
 
     nodes[1].beating.clear()
     dead = control_pb2.NODE_STATE_DEAD
-    eventually(lambda: any(node.state == dead for node in client.call("GetStatus", STATUS).nodes))
+    wait_until(lambda: any(node.state == dead for node in client.call("GetStatus", STATUS).nodes))
     said = facts(*where, "--check", exit_code=1)
     owned = sum(each["buckets"] for each in said["devices"] if each["device"].startswith("node-1"))
     assert said["unowned_buckets"] == owned > 0
@@ -72,7 +73,7 @@ def test_a_dead_node_and_what_nobody_owns(bench: Bench) -> None:
 def test_a_node_of_the_time_before_has_not_beaten_yet(bench: Bench) -> None:
     first = bench.control(expect=1)
     node = bench.node("node-0", first.address)
-    eventually(lambda: node.held().epoch > 0)
+    wait_until(lambda: node.held().epoch > 0)
     node.beating.clear()
     second = bench.control(expect=1)
     said = facts("--control", second.address)

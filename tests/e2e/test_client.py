@@ -11,8 +11,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import tritonclient.grpc
-from serving import beside, wait_until
+from serving import beside
 from tritonclient.utils import InferenceServerException
+from waiting import wait_until
 
 from bench.authority import Authority
 from embertide.client import (

@@ -15,7 +15,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from serving import wait_until
+from waiting import wait_until
 
 from embertide.server.adapters.process import free_ports
 from embertide.server.cli.demo.report import hit_share, write_report

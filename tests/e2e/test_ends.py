@@ -12,7 +12,8 @@ from typing import Any
 import grpc
 import pytest
 from served import answer, serving
-from serving import MODULES, wait_until
+from serving import MODULES
+from waiting import wait_until
 
 MOST_S = 8.0  # 3 s for requests in flight; a busy machine takes longer to end processes
 

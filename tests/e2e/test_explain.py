@@ -12,8 +12,9 @@ from checker import CheckerPublisher, bucket_of
 from commands import embertide
 from fleet import TABLES, FleetSite, start_fleet
 from pair import start_pair
-from serving import Client, wait_until
+from serving import Client
 from typer.testing import Result
+from waiting import wait_until
 
 from embertide.server.adapters import triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer

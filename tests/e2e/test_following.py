@@ -29,8 +29,9 @@ from checker import (
     write_models,
 )
 from numpy.typing import NDArray
-from serving import Client, beside, metric, wait_until
+from serving import Client, beside, metric
 from tritonclient.utils import InferenceServerException
+from waiting import wait_until
 
 from embertide import _store
 from embertide.server.adapters import triton

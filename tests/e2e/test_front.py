@@ -8,8 +8,9 @@ from typing import Any
 
 import grpc
 import pytest
-from serving import Client, beside, parameters, wait_until
+from serving import Client, beside, parameters
 from tritonclient.utils import InferenceServerException
+from waiting import wait_until
 
 from embertide._common.direct_http import open_url
 from embertide.server.adapters import server_command, triton

@@ -10,8 +10,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from serving import beside, wait_until
+from serving import beside
 from tritonclient.grpc import service_pb2
+from waiting import wait_until
 
 from bench.frames import begun, call_headers, header
 from embertide._common import kserve

@@ -20,8 +20,8 @@ from controlled import Control, Versions
 from fleet import CONFIG, TABLES, Model, NodeProcess, is_right
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from repeated import Repeated
-from serving import wait_until
 from typer.testing import CliRunner
+from waiting import wait_until
 
 from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer

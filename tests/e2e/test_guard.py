@@ -17,7 +17,8 @@ import pytest
 from checker import CONFIG, KEYS, OUTPUTS, write_models
 from graded import POISONS, GradedPublisher, Poison, events
 from numpy.typing import NDArray
-from serving import Client, beside, metric, wait_until
+from serving import Client, beside, metric
+from waiting import wait_until
 
 from bench import report
 from embertide.server.adapters import triton

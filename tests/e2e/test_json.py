@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serving import beside, wait_until
+from serving import beside
 from tritonclient import grpc as over_grpc
 from tritonclient import http as over_http
+from waiting import wait_until
 
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import free_ports

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from controlled import ControlledSite, stays, target_of, wait_briefly
-from serving import wait_until
+from controlled import ControlledSite, stays, target_of
+from waiting import wait_until
 
 from embertide.server.core.plan.layout import Bucket, Holders, Place, layout_of
 from embertide.server.core.plan.validity import check_plan
@@ -154,7 +154,7 @@ class Case:
             record = self.record
             return seen(record) or record.operation.ended_ms > 0
 
-        wait_briefly(done)
+        wait_until(done, every_s=0)
 
     def catch(self, seen: Callable[[control_pb2.OperationRecord], bool]) -> None:
         """Put the control plane to sleep the moment that its record is seen to be so."""

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from checker import CheckerPublisher, Findings, check_once
 from numpy.typing import NDArray
-from serving import Client, metric, wait_until
+from serving import Client, metric
+from waiting import wait_until
 
 from embertide import _store
 from embertide.server.adapters import process, triton

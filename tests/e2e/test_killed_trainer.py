@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from checker import bucket_of
 from numpy.typing import NDArray
-from serving import Client, beside, metric, wait_until
+from serving import Client, beside, metric
+from waiting import wait_until
 
 from bench.snapshots import snapshot_files
 from embertide import _store

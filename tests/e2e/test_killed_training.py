@@ -22,7 +22,7 @@ import numpy as np
 import own_net
 import pytest
 from late import late, write
-from serving import wait_until
+from waiting import wait_until
 
 from bench.snapshots import snapshot_files
 from embertide.server.adapters.process import Child

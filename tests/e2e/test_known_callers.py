@@ -16,8 +16,9 @@ from typing import Any
 import grpc
 import pytest
 from served import Addresses, serving
-from serving import beside, wait_until
+from serving import beside
 from tritonclient.grpc import service_pb2
+from waiting import wait_until
 
 from bench.authority import Authority
 from embertide._common.direct_http import open_url

@@ -30,9 +30,9 @@ from serving import (
     jagged_arrays,
     metric,
     parameters,
-    wait_until,
 )
 from tritonclient.utils import InferenceServerException
+from waiting import wait_until
 
 from embertide.server.adapters import process, triton
 from embertide.server.cli.metrics_page import MetricsPage
@@ -746,7 +746,4 @@ time.sleep(600)
         pid = int(starter.stdout.readline())
         assert _alive(pid)
         starter.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 30
-    while _alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not _alive(pid)
+    wait_until(lambda: not _alive(pid))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fleet import FleetSite, NodeProcess, is_right, keys_of, start_fleet
 from repeated import Repeated
-from serving import wait_until
+from waiting import wait_until
 
 pytestmark = pytest.mark.alone
 

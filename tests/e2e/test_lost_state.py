@@ -17,7 +17,7 @@ from commands import embertide
 from controlled import Control
 from fleet import CONFIG, Model, NodeProcess, is_right, keys_of
 from repeated import Repeated
-from serving import wait_until
+from waiting import wait_until
 
 from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer

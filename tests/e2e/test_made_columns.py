@@ -17,8 +17,9 @@ import pytest
 import tritonclient.grpc
 from numpy.typing import NDArray
 from pair import Pair, start_pair
-from serving import Client, metric, parameters, wait_until
+from serving import Client, metric, parameters
 from tritonclient.utils import InferenceServerException
+from waiting import wait_until
 
 from embertide._common.direct_http import open_url
 from embertide.server.adapters import triton

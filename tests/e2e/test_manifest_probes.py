@@ -8,7 +8,7 @@ import grpc
 import pytest
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from serving import wait_until
+from waiting import wait_until
 
 from bench.nodes import make_plan, publication_of, publish_plan
 from embertide._common.direct_http import open_url

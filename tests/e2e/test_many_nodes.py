@@ -22,7 +22,7 @@ from fleet import (
     is_right,
     start_fleet,
 )
-from serving import wait_until
+from waiting import wait_until
 
 from embertide.v1 import node_pb2, update_pb2
 

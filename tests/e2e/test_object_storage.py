@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from buckets import S3, s3_server
-from serving import metric, wait_until
+from serving import metric
+from waiting import wait_until
 
 from bench.snapshots import newest_files
 from embertide.server.adapters.process import Child, free_ports

@@ -11,17 +11,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from serving import (
-    Client,
-    Fronts,
-    beside,
-    change_manifest,
-    flip_byte,
-    metric,
-    parameters,
-    wait_until,
-)
+from serving import Client, Fronts, beside, change_manifest, flip_byte, metric, parameters
 from tritonclient.utils import InferenceServerException
+from waiting import wait_until
 
 from embertide.server.adapters import triton
 from embertide.trainer.config import (

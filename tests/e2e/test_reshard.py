@@ -18,8 +18,9 @@ import pytest
 from checker import CONFIG, TABLES, CheckerPublisher, Traffic
 from pair import Pair, start_pair
 from repeated import Repeated
-from serving import Client, metric, parameters, wait_until
+from serving import Client, metric, parameters
 from tritonclient.utils import InferenceServerException
+from waiting import wait_until
 
 from embertide.server.adapters import triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer

@@ -14,8 +14,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from served import answer, serving
-from serving import MODULES, metric, wait_until
+from serving import MODULES, metric
 from tritonclient.utils import InferenceServerException
+from waiting import wait_until
 
 import embertide
 from embertide.server.adapters.kept_server import KeptServer

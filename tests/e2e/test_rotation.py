@@ -17,7 +17,7 @@ import redis
 from closed import RULES, ClosedFleet
 from fleet import is_right
 from repeated import Repeated
-from serving import wait_until
+from waiting import wait_until
 
 from bench.authority import Authority
 from embertide._common.redis_url import client_of

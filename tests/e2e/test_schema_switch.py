@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from checker import CONFIG, CheckerPublisher, Traffic
 from served import Addresses, serving
-from serving import MODULES, Client, flip_byte, metric, wait_until
+from serving import MODULES, Client, flip_byte, metric
 from tritonclient.utils import InferenceServerException
+from waiting import wait_until
 
 import embertide
 from embertide.server.adapters import triton

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from serving import metric, wait_until
+from serving import metric
+from waiting import wait_until
 
 import embertide
 from embertide._common import kserve

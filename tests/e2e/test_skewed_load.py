@@ -11,7 +11,8 @@ from fleet import CONFIG, KEYS, TABLE_OF_FEATURE, TABLES, Model
 from numpy.typing import NDArray
 from pair import Pair, start_pair
 from repeated import Repeated
-from serving import Client, wait_until
+from serving import Client
+from waiting import wait_until
 
 from embertide.server.adapters import triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer

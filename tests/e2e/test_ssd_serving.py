@@ -9,7 +9,8 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 import tritonclient.utils
 from numpy.typing import NDArray
-from serving import beside, metric, wait_until
+from serving import beside, metric
+from waiting import wait_until
 
 from embertide import _store
 from embertide.server.adapters import triton

@@ -21,10 +21,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from serving import Client, Fronts, beside, change_manifest, flip_byte, metric, wait_until
+from serving import Client, Fronts, beside, change_manifest, flip_byte, metric
 from shop import RUN, Shop
 from torch import Tensor, nn
 from tritonclient.utils import InferenceServerException
+from waiting import wait_until
 
 from embertide import _store
 from embertide.client import AsyncClient, InputError

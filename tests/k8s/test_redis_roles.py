@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from serving import wait_until
 from tls_redis import link_server
+from waiting import wait_until
 
 from bench.authority import Authority
 from embertide._common.redis_url import client_of

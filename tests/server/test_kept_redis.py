@@ -1,11 +1,11 @@
 """A state store of our own that ends: what is said of it, and that it comes back with its state."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
+from waiting import wait_until
 
 from embertide._common import room
 from embertide._common.background import healths
@@ -15,13 +15,6 @@ from embertide.server.adapters.state import RedisState
 from embertide.server.core.errors import StateUnavailableError
 
 SOON_S = 20.0
-
-
-def await_true(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + SOON_S
-    while not true():
-        assert time.monotonic() < end, "it has not come to pass"
-        time.sleep(0.01)
 
 
 def value(kept: KeptRedis) -> bytes | None:
@@ -42,8 +35,8 @@ def kept(tmp_path: Path) -> Iterator[KeptRedis]:
 
 def test_a_store_that_was_killed_comes_back_with_its_state(kept: KeptRedis) -> None:
     kept._server.process.kill()
-    await_true(lambda: value(kept) == b"b")
-    await_true(lambda: kept.why_away() == "")
+    wait_until(lambda: value(kept) == b"b")
+    wait_until(lambda: kept.why_away() == "")
 
 
 def test_where_its_disk_has_no_room_it_says_so_and_comes_back_once_there_is_some(
@@ -52,7 +45,7 @@ def test_where_its_disk_has_no_room_it_says_so_and_comes_back_once_there_is_some
     free = 0
     monkeypatch.setattr(room, "free_bytes", lambda place: free)
     kept._server.process.kill()  # as it ends itself at a write that finds no room
-    await_true(lambda: kept.why_away() != "")
+    wait_until(lambda: kept.why_away() != "")
     said = kept.why_away()
     assert said.startswith(f"{tmp_path}/state has no room (No space left on device, 0 KiB free)")
     assert "free some" in said
@@ -63,15 +56,15 @@ def test_where_its_disk_has_no_room_it_says_so_and_comes_back_once_there_is_some
     assert caught.value.message == f"the state store fails: state Redis is away: {said}"
     assert [each.name for each in healths() if not each.ok] == ["state-store"]
     free = 1 << 20
-    await_true(lambda: value(kept) == b"b")
-    await_true(lambda: kept.why_away() == "")
+    wait_until(lambda: value(kept) == b"b")
+    wait_until(lambda: kept.why_away() == "")
     assert store.take_term() == 1
     store.close()
 
 
 def test_one_that_ends_again_and_again_is_not_started_in_a_loop(kept: KeptRedis) -> None:
     kept._server.process.kill()
-    await_true(lambda: kept.restarts == 1)
+    wait_until(lambda: kept.restarts == 1)
     kept._server.process.kill()
-    await_true(lambda: "has ended again" in kept.why_away())
-    await_true(lambda: value(kept) == b"b")
+    wait_until(lambda: "has ended again" in kept.why_away())
+    wait_until(lambda: value(kept) == b"b")

@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from serving import wait_until
+from waiting import wait_until
 
 from embertide.server.adapters.process import Child, free_ports
 

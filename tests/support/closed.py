@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 import grpc
 from fleet import BINARY, CONFIG, ROOT, Model
-from serving import wait_until
 from tls_redis import TlsRedis
+from waiting import wait_until
 
 from bench.authority import Authority
 from embertide.server.adapters.process import Child, free_ports

@@ -25,7 +25,7 @@ import redis
 from checker import bucket_of
 from fleet import CONFIG, KEYS, TABLES, Model, NodeProcess, is_right, keys_of
 from repeated import Repeated
-from serving import wait_until
+from waiting import wait_until
 
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
@@ -313,7 +313,7 @@ class ControlledSite:
     def sleep(process: Child) -> None:
         """Stop a process as a scheduler could, until `wake`; returns when it stands still."""
         os.kill(process.pid, signal.SIGSTOP)
-        wait_briefly(lambda: _is_asleep(process.pid))
+        wait_until(lambda: _is_asleep(process.pid), every_s=0)
 
     @staticmethod
     def wake(process: Child) -> None:
@@ -535,13 +535,6 @@ class ControlledSite:
 
         for node in self.nodes:
             wait_until(functools.partial(is_new_and_right, node))
-
-
-def wait_briefly(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Wait for what comes, or is over, in a moment: look again at once."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it has not come to pass"
 
 
 def stays(condition: Callable[[], bool], for_s: float) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import redis
 from checker import CheckerNet, bucket_of, dense_tensors
 from numpy.typing import NDArray
-from serving import wait_until
+from waiting import wait_until
 
 from embertide import _store
 from embertide.server.adapters.process import Child, free_ports

@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from serving import wait_until
+from waiting import wait_until
 
 from embertide.server.adapters.process import Child, Stopped, free_ports
 from embertide.trainer.data.base import Batch, EventSchema

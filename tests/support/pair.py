@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from commands import embertide
-from serving import metric, wait_until
+from serving import metric
+from waiting import wait_until
 
 from embertide.server.adapters import process, triton
 from embertide.server.adapters.process import Child

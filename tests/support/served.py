@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from serving import MODULES, wait_until
+from serving import MODULES
+from waiting import wait_until
 
 from embertide.server.adapters import process
 

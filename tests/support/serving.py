@@ -4,8 +4,7 @@ import contextlib
 import dataclasses
 import json
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,15 +132,6 @@ def metric(page: str, name: str, **labels: str) -> float:
         if match and all(f'{key}="{value}"' in match[1] for key, value in labels.items()):
             total += float(match[2])
     return total
-
-
-def wait_until(
-    condition: Callable[[], bool], timeout_s: float = 30.0, every_s: float = 0.1
-) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(every_s)
 
 
 def change_manifest(directory: Path, **fields: Any) -> None:

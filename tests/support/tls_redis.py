@@ -1,10 +1,10 @@
 """A Redis that speaks TLS alone and has users: the one of Debian, as the wheel's has no TLS."""
 
 import ssl
-import time
 from pathlib import Path
 
 import redis
+from waiting import wait_until
 
 from embertide.server.adapters.process import Child, Stopped
 
@@ -36,11 +36,11 @@ class TlsRedis(Stopped):
             *("--aclfile", str(self._users)),
         ]
         self.process = Child(command, log=folder / "redis.log")
-        end = time.monotonic() + 10
-        while "Ready to accept" not in self.process.log_text():
-            assert self.process.alive(), self.process.log_text()
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_until(self._is_ready)
+
+    def _is_ready(self) -> bool:
+        assert self.process.alive(), self.process.log_text()
+        return "Ready to accept" in self.process.log_text()
 
     def stop(self) -> int:
         """Stop it and return its exit code."""

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from kafka_broker import Broker, KafkaBroker, SmallBroker
 from poison import ARROW, JSON, stream
-from serving import wait_until
+from waiting import wait_until
 
 from embertide.server.adapters.process import free_ports
 from embertide.trainer.commands import reports

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from kafka_broker import KafkaBroker, messages_of
 from killing import CACHE, train
-from serving import wait_until
+from waiting import wait_until
 
 from bench.snapshots import newest_files
 from embertide.server.adapters.process import Child

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import redis
 from killing import CACHE, Killed
-from serving import wait_until
+from waiting import wait_until
 
 from bench.snapshots import newest_files
 from embertide.server.adapters.bus import Bus

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from killing import CACHE, Killed, train, unserved
-from serving import flip_byte, wait_until
+from serving import flip_byte
+from waiting import wait_until
 
 from bench.snapshots import newest_files, snapshot_files
 from embertide import _store

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 import redis
 from poison import ARROW, JSON
-from serving import wait_until
 from shop import Shop
 from typer.testing import CliRunner
+from waiting import wait_until
 
 from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer

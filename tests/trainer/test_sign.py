@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from serving import wait_until
+from waiting import wait_until
 
 from embertide.server.adapters.bus import Bus
 from embertide.server.adapters.process import free_ports

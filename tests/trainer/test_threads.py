@@ -1,12 +1,12 @@
 """Background work of the trainer where the system starts no thread, or a task raises."""
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from killing import CACHE, train
+from waiting import wait_until
 
 from bench.snapshots import newest_files
 from embertide.trainer.config import RunConfig
@@ -156,12 +156,10 @@ def test_an_upload_that_raises_anything_is_said_and_heals(
     monkeypatch.setattr(upload.Uploader, "_look_for_versions", fails)
     storage = Storage(f"file://{tmp_path}/bucket")
     trainer = Trainer(RUN, Publication(tmp_path / "pub"), program_cache=CACHE, storage=storage)
-    deadline = time.monotonic() + 60
 
     def show(progress: Any) -> None:
         seen.append(progress.background["upload-versions"])
-        while errors and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: not errors)
 
     trainer.fit(NEWS, progress=show, every_s=0)
     assert trainer.uploader is not None
