@@ -312,8 +312,7 @@ def test_a_task_that_is_cancelled_cancels_no_call(nodes: list[Node]) -> None:
             assert client.counters()["unheard"] > 0
 
     asyncio.run(run())
-    wait_until(lambda: len(node.seen) == 21, every_s=0.01)
-    time.sleep(0.25)  # the calls at work end
+    wait_until(lambda: len(node.ended) == 21, every_s=0.01)
     assert node.cancelled == 0
 
 

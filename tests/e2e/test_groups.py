@@ -8,7 +8,6 @@ versions are published all the time. No request fails.
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -159,7 +158,8 @@ def test_one_group_takes_over_from_another_and_no_request_fails(site: Site) -> N
         site.start(name, 1)
     wait_until(lambda: all(map(site.begun, new)))
     site.ask(*new)
-    time.sleep(0.5)
+    for name in new:
+        site.answered(name, 20)
     assert not any(map(site.is_ready, new))
     assert site.owned() == {"a-0": 13, "a-1": 12}
     said = site.command("node", "add-group", "1", "--dry-run")
@@ -180,7 +180,7 @@ def test_one_group_takes_over_from_another_and_no_request_fails(site: Site) -> N
     assert all(map(site.is_ready, new))
     site.check()
     assert site.owned() == {"a-0": 0, "a-1": 0, "b-0": 13, "b-1": 12}
-    time.sleep(0.5)  # those that own nothing are asked on: the new group answers for them
+    # Those that own nothing are asked on: the new group answers for them.
     wait_until(lambda: site.nodes["a-0"].status().counters["buckets_held"] == 0)
     answer = site.nodes["a-0"].read(bags)
     assert is_right(site.model, bags, answer)
@@ -189,7 +189,8 @@ def test_one_group_takes_over_from_another_and_no_request_fails(site: Site) -> N
         site.askers[name].stop()
         site.nodes[name].process.stop()
         site.command("node", "remove", name)
-    time.sleep(0.5)
+    for name in new:
+        site.answered(name, 20)
     versions.stop()
     assert versions.error is None
     site.check()
@@ -238,7 +239,7 @@ def test_a_group_that_loses_a_node_asks_the_other_and_no_request_fails(site: Sit
     wait_until(lambda: site.begun("a-1"))
     wait_until(lambda: site.nodes["a-0"].status().counters["peers_alive"] == 1)
     wait_until(lambda: site.askers["a-0"].version > version)
-    time.sleep(0.5)  # requests that began before it was heard of are over
+    site.answered("a-0", 20)  # requests that began before it was heard of are over
     asked = site.nodes["a-0"].status().counters["next_owner"]
     site.answered("a-0", 50)
     assert site.nodes["a-0"].status().counters["next_owner"] == asked

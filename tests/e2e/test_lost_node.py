@@ -19,7 +19,7 @@ pytestmark = pytest.mark.alone
 _DEFAULT, _UNANSWERED = 4, 6  # of SOURCE
 _AWAY_S = 3.0
 _SETTLES_S = 2.0  # from ready to the last degraded answer, at most
-_CALM_S = 3.0  # traffic before the kill, and after the node has settled
+_CALM = 200  # answers of each before the kill, and after the node has settled
 
 
 @dataclasses.dataclass
@@ -42,6 +42,11 @@ class Asker(Repeated):
         self._rng = np.random.default_rng(seed)
         self.seen = Seen()
         self.start()
+
+    def answered(self, more: int) -> None:
+        """Wait for so many answers."""
+        until = self.seen.answers + more
+        wait_until(lambda: self.seen.answers >= until or self.error is not None)
 
     def act(self) -> None:
         bags = self._site.model.draw(self._rng, samples=4)
@@ -93,7 +98,8 @@ def site(tmp_path: Path) -> Iterator[FleetSite]:
 def test_answers_are_degraded_only_while_an_owner_is_away(site: FleetSite) -> None:
     versions = Versions(site)
     askers = [Asker(site, node, seed) for seed, node in enumerate(site.nodes[:2])]
-    time.sleep(_CALM_S)
+    for asker in askers:
+        asker.answered(_CALM)
     victim = site.nodes[2]
     killed_s = time.monotonic()
     victim.process.kill()
@@ -102,7 +108,9 @@ def test_answers_are_degraded_only_while_an_owner_is_away(site: FleetSite) -> No
     site.nodes[2] = site.start(2)
     wait_until(lambda: site.nodes[2].acts_by(site.writer.epoch), every_s=0.01)
     ready_s = time.monotonic()
-    time.sleep(_SETTLES_S + _CALM_S)
+    time.sleep(_SETTLES_S)
+    for asker in askers:
+        asker.answered(_CALM)
     for each in (*askers, versions):
         each.stop()
         assert each.error is None, each.error

@@ -30,6 +30,7 @@ class Node(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.deadlines: list[float | None] = []  # of gRPC
         self.cancelled = 0
         self.seen: list[Any] = []
+        self.ended: list[str] = []  # ids of those that no longer wait
         self.metadata: list[dict[str, str]] = []
         self.version, self.degraded_keys = 5, 0
         self.slow_s = 0.0
@@ -79,6 +80,7 @@ class Node(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.works.wait(60)
         time.sleep(self.slow_s)
         self.cancelled += not context.is_active()
+        self.ended.append(request.id)
         if self.fails:
             context.abort(*self.fails.popleft())
         keys = np.frombuffer(request.raw_input_contents[0], np.int64)
