@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev libmicrohttpd-dev libssl-dev openssl protobuf-compiler-grpc pkg-config python3-dev \
   python3-venv libb64-0d clang-19 libclang-rt-19-dev redis-tools
 
-.PHONY: configure help accept demo chaos soak bench-fresh bench-overload dev cpp serving check check-style check-words check-types check-protos check-cpp proto-baseline test test-long kill-test bench-checkpoints bench-model bench-generality bench-serve bench-remote bench-security bench-edges bench-front bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan test-aarch64 fuzz fuzz-targets fuzz-long images pins sbom lock wheel site clean
+.PHONY: configure help accept demo chaos soak bench-fresh bench-overload dev cpp serving check check-style check-words check-types check-protos check-cpp proto-baseline test test-long kill-test coverage bench-checkpoints bench-model bench-generality bench-serve bench-remote bench-security bench-edges bench-front bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan test-aarch64 fuzz fuzz-targets fuzz-long images pins sbom lock wheel site clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -136,6 +136,18 @@ test-long: dev cpp build/.torchrec build/.moto build/.kafka site ## the tests th
 	EMBERTIDE_CHECK_SECONDS=60 $(BIN)/pytest -q tests/e2e/test_many_nodes.py tests/e2e/test_reshard.py tests/e2e/test_following.py
 	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q -m "" tests/e2e/test_killed_training.py tests/e2e/test_killed_ranks.py
 	EMBERTIDE_KILLS=10 $(BIN)/pytest -q tests/e2e/test_object_storage.py
+
+# pytest-cov alone, out of the environment; what it needs is there. Processes that tests start are not measured.
+build/.coverage: build/.venv
+	@echo "== pytest-cov"
+	@$(BIN)/pip install -q --no-deps --target build/coverage --upgrade coverage==7.17.5 pytest-cov==7.1.0
+	@touch $@
+
+UNITS := tests/common tests/client tests/server tests/control tests/trainer
+coverage: dev build/.coverage build/.moto build/.kafka ## how much of the Python the tests of its own folders run; build/coverage.txt
+	PYTHONPATH=build/coverage COVERAGE_FILE=build/.coverage-data $(BIN)/pytest -q -p pytest_cov -n $$(nproc) --dist loadfile \
+	  -m "not long and not alone and not gpu" --cov=library --cov=server --cov=trainer --cov-report=term:skip-covered \
+	  $(UNITS) | tee build/coverage.txt
 
 kill-test: dev ## a trainer killed 50 times at random, KILLS=n for n times; five minutes
 	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q -s -m "" tests/e2e/test_killed_training.py

@@ -1,8 +1,11 @@
-"""How large the house is, beside an earlier commit: lines, rooms, classes, functions, friends.
+"""How large the house is, beside an earlier commit: lines, rooms, classes, what tasks change.
 
 `python -m bench.house --before 1453eff` counts both trees by the same rules, as git has them, and
 prints one table. Lines are those of files, blank ones and comments among them; tests are counted
 by themselves, and files that a tool writes (requirements, the golden files) are left out.
+
+Claims: C.2 lines, C.3 rooms and the way that imports run, C.4 files, classes, functions and
+friends, C.5 files that each task of docs/extending.md changes.
 """
 
 import argparse
@@ -10,6 +13,7 @@ import ast
 import io
 import re
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -18,12 +22,14 @@ from pathlib import Path
 from bench import parts, report
 from bench.servers import ROOT, BenchError
 
-CLAIM = "C.1"
 _PRODUCT = ("backend_cpp", "trainer", "server", "library", "proto", "k8s", "examples", ".ci")
 _FOLDERS = (*_PRODUCT, "bench", "tests", "docs")
 _CODE = {".py", ".cc", ".h", ".cu", ".cuh", ".proto", ".yaml", ".sh", ".cmake", ".txt", ".toml"}
-_MOST_LINES = 112_000  # of product and benchmarks
-_MOST_ROOMS = 12
+_TARGETS = {
+    ("product and benchmarks", "lines"): 112_000,
+    ("bench", "lines"): 12_000,
+    ("trainer", "rooms at its root"): 12,
+}
 
 Counted = dict[tuple[str, str], float]  # by case and metric
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -92,6 +98,17 @@ def _rooms(root: Path) -> int:
     return sum(each.suffix == ".py" or each.is_dir() for each in found)
 
 
+def _tasks(root: Path) -> Counted:
+    """Return how many files each task of docs/extending.md changes, new ones aside."""
+    page = root / "docs" / "extending.md"
+    counted: Counted = {}
+    for section in page.read_text(encoding="utf-8").split("\n## ")[1:] if page.exists() else ():
+        task, _, text = section.partition("\n")
+        changed = set(re.findall(r"^\| \[[^]]+\]\(([^)]+)\)", text, re.MULTILINE))
+        counted[task[0].lower() + task[1:], "files changed"] = len(changed)
+    return counted
+
+
 def count(root: Path) -> Counted:
     """Count a tree."""
     counted: Counted = {}
@@ -107,7 +124,7 @@ def count(root: Path) -> Counted:
     counted |= _cpp(root, "backend_cpp/node")
     counted |= _cpp(root, "backend_cpp/store")
     counted["trainer", "rooms at its root"] = _rooms(root)
-    return counted
+    return counted | _tasks(root)
 
 
 def _tree(revision: str, folder: Path) -> Path:
@@ -122,10 +139,25 @@ def _tree(revision: str, folder: Path) -> Path:
     return folder
 
 
-def _target(case: str, metric: str) -> float:
-    if case == "product and benchmarks":
-        return _MOST_LINES
-    return _MOST_ROOMS if metric == "rooms at its root" else 0
+def _claim(metric: str) -> str:
+    named = {"lines": "C.2", "rooms at its root": "C.3", "files changed": "C.5"}
+    return named.get(metric, "C.4")
+
+
+def _imports() -> report.Row:
+    """Return whether imports run one way in this tree, as pyproject.toml says which."""
+    said = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--no-logo"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if (found := re.search(r"(\d+) kept, (\d+) broken", said.stdout)) is None:
+        raise BenchError(f"lint-imports said: {said.stdout[-500:]}{said.stderr[-500:]}")
+    name = ("trainer, server, library", "contracts of imports kept", "count")
+    kept, broken = map(int, found.groups())
+    return report.measure(name, [kept], better="higher", target=kept + broken, claim="C.3")
 
 
 def _measure(options: argparse.Namespace) -> Iterator[report.Row]:
@@ -134,10 +166,10 @@ def _measure(options: argparse.Namespace) -> Iterator[report.Row]:
         ours, before = count(_tree("HEAD", Path(now))), count(_tree(options.before, Path(then)))
     for (case, metric), value in ours.items():
         unit = "lines" if "line" in metric or "largest" in metric else "count"
-        target = _target(case, metric)
-        if target:
+        target, claim = _TARGETS.get((case, metric), 0), _claim(metric)
+        if target or metric == "files changed":
             name = (case, metric, unit)
-            yield report.measure(name, [value], better="lower", target=target, claim=CLAIM)
+            yield report.measure(name, [value], better="lower", target=target, claim=claim)
         former = before.get((case, metric), 0)
         if former:
             name = (case, f"{metric}, beside {options.before}", unit)
@@ -148,8 +180,9 @@ def _measure(options: argparse.Namespace) -> Iterator[report.Row]:
                 peer_name=options.before,
                 better="lower",
                 target=0,
-                claim=CLAIM,
+                claim=claim,
             )
+    yield _imports()
 
 
 if __name__ == "__main__":
