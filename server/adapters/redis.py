@@ -162,14 +162,18 @@ class RedisServer(Stopped):
             ProcessError: Another server listens at the socket.
         """
         self.options = options
-        self.process = self._start()
+        self._start()
+
+    def _start(self) -> None:
+        """Start a process, and wait until it answers."""
+        self.process = self._process()
         try:
             self._wait_ready()
         except BaseException:
             self.process.stop()
             raise
 
-    def _start(self) -> Child:
+    def _process(self) -> Child:
         options = self.options
         binary = find_binary()
         refused = _REFUSED if options.adjustable else (*_REFUSED, "CONFIG")
@@ -205,12 +209,7 @@ class RedisServer(Stopped):
         """
         with contextlib.suppress(OSError):  # its log is worth less than it is
             self.options.log.replace(self.former_log)
-        self.process = self._start()
-        try:
-            self._wait_ready()
-        except BaseException:
-            self.process.stop()
-            raise
+        self._start()
 
     @property
     def url(self) -> str:

@@ -6,14 +6,15 @@ checkpoint. The offsets that the consumer group has at the broker are written fo
 never read.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
-from embertide.trainer.data.base import DeadLetters, EventSchema, known_schema
+from embertide.trainer.data.base import DeadLetters, EventSchema
 from embertide.trainer.data.kafka_client import KafkaClient, KafkaConfig
 from embertide.trainer.data.kafka_partition import KafkaPartition
 from embertide.trainer.data.merge import MergedSource
-from embertide.trainer.data.payloads import PayloadError, Payloads, payloads_of
+from embertide.trainer.data.payloads import Payloads, payloads_of, recognise
 from embertide.trainer.errors import FinalError
 
 _MESSAGES_TO_RECOGNISE = 16
@@ -60,18 +61,15 @@ def open_topic(
 def _recognise(
     config: KafkaConfig, client: KafkaClient, payloads: Payloads[Any], partitions: Sequence[int]
 ) -> EventSchema:
-    columns: list[str] = []
-    for partition in partitions:
-        for data in client.newest(partition, _MESSAGES_TO_RECOGNISE):
-            try:
-                columns = payloads.names(data)
-            except PayloadError:
-                continue
-            schema = known_schema(columns)
-            if schema is not None:
-                return schema
-    raise FinalError(
-        f"{config} has no message of a known schema"
-        f"{': columns ' + ', '.join(columns) if columns else ''}; add events first, or give "
-        "schema= in a run's file (embertide train --config)"
+    columns = (
+        functools.partial(payloads.names, data)
+        for partition in partitions
+        for data in client.newest(partition, _MESSAGES_TO_RECOGNISE)
     )
+    schema, seen = recognise(columns)
+    if schema is None:
+        raise FinalError(
+            f"{config} has no message of a known schema{seen}; add events first, or give schema= "
+            "in a run's file (embertide train --config)"
+        )
+    return schema

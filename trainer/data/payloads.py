@@ -17,7 +17,7 @@ import math
 import re
 import struct
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from embertide._common.quoting import shown, terminal_text
 from embertide.trainer.data.arrow import schema_column, type_fault
 from embertide.trainer.data.assemble import MAX_TS_MS, Column, hash_strings
-from embertide.trainer.data.base import MAX_GROUP, EventSchema
+from embertide.trainer.data.base import MAX_GROUP, EventSchema, known_schema
 from embertide.trainer.data.ipc import MAX_BYTES, MAX_RATIO, BoundError, prove_bounds
 from embertide.trainer.data.texts import INT, ISO_TIME, iso_ms
 from embertide.trainer.errors import ConfigurationError
@@ -55,6 +55,29 @@ Row = tuple[Any, ...]
 
 class PayloadError(ValueError):
     """A payload that is not what the schema says; the text says what is wrong with it."""
+
+
+def recognise(
+    columns: Iterable[Callable[[], Sequence[str]]],
+) -> tuple[EventSchema | None, str]:
+    """Return the schema of the first message whose columns are known.
+
+    Args:
+        columns: Of each message: returns their names, or raises PayloadError.
+
+    Returns:
+        The schema; None, and for an error the columns of the last message, if none is known.
+    """
+    names: Sequence[str] = ()
+    for of_message in columns:
+        try:
+            names = of_message()
+        except PayloadError:
+            continue
+        schema = known_schema(names)
+        if schema is not None:
+            return schema, ""
+    return None, f": columns {', '.join(names)}" if names else ""
 
 
 class Payloads(abc.ABC, Generic[T]):

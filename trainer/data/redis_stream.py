@@ -15,10 +15,11 @@ The place to read from is nevertheless ours: the group is set to it at the start
 connection, so pending entries are delivered again and none is skipped.
 """
 
+import functools
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,6 @@ from embertide.trainer.data.base import (
     DeadLetters,
     EventSchema,
     EventSource,
-    known_schema,
 )
 from embertide.trainer.data.payloads import (
     ARROW,
@@ -46,6 +46,7 @@ from embertide.trainer.data.payloads import (
     PayloadError,
     Payloads,
     payloads_of,
+    recognise,
 )
 from embertide.trainer.data.rows import Cutter, check_bounds, check_waits
 from embertide.trainer.errors import ConfigurationError, DataError, FinalError, TrainerError
@@ -458,21 +459,18 @@ class RedisStreamSource(EventSource):
             raise TrainerError(
                 f"{self.path} cannot be read: {error}; see that Redis runs"
             ) from error
-        columns: list[str] = []
-        for found in newest:
-            try:
-                payloads, data = self._payload(_Entry.of(*found))
-                columns = payloads.names(data)
-            except PayloadError:
-                continue
-            schema = known_schema(columns)
-            if schema is not None:
-                return schema
-        raise FinalError(
-            f"{self.path} has no entry of a known schema"
-            f"{': columns ' + ', '.join(columns) if columns else ''}; add events first, or give "
-            "schema= in a run's file (embertide train --config)"
-        )
+        columns = (functools.partial(self._columns, _Entry.of(*found)) for found in newest)
+        schema, seen = recognise(columns)
+        if schema is None:
+            raise FinalError(
+                f"{self.path} has no entry of a known schema{seen}; add events first, or give "
+                "schema= in a run's file (embertide train --config)"
+            )
+        return schema
+
+    def _columns(self, entry: _Entry) -> Sequence[str]:
+        payloads, data = self._payload(entry)
+        return payloads.names(data)
 
 
 class EventSender:
