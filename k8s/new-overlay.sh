@@ -65,6 +65,6 @@ if [ -n "$registry" ]; then
     echo "  - {name: embertide/$image, newName: $registry/$image}"
   done
   echo "configMapGenerator: # the trainer's image, which operators' jobs may run; better with its digest"
-  echo "  - {name: embertide-training, behavior: replace, literals: [\"trainer=$registry/trainer:0.1.0\"]}"
+  echo "  - {name: embertide-training, behavior: replace, literals: [\"trainer=$registry/trainer:0.2.0\"]}"
 fi >>"$folder/kustomization.yaml"
 echo "$folder is made. Next: kubectl apply -k $folder"

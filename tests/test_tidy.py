@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,6 +47,24 @@ def _names(paths: list[Path]) -> list[str]:
 def test_the_top_level_is_known() -> None:
     folders = {name.split("/")[0] for name in _names(FILES) if "/" in name}
     assert folders == TOP_LEVEL, f"folders that are not known, or gone: {folders ^ TOP_LEVEL}"
+
+
+def test_every_place_names_the_same_release() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = re.compile(
+        r"(?:project\(embertide VERSION |newTag: |embertide-|(?:trainer|control|node|\$image):)"
+        r"(\d+\.\d+\.\d+)"
+    )
+    places = [ROOT / "CMakeLists.txt", *(ROOT / "docs").glob("*.md"), *(ROOT / "k8s").rglob("*.*")]
+    found = {
+        str(path.relative_to(ROOT)): versions
+        for path in places
+        if path.is_file() and (versions := set(named.findall(path.read_text())))
+    }
+    assert len(found) > 10, found
+    others = {name: each for name, each in found.items() if each != {project["version"]}}
+    assert not others, f"not of release {project['version']}: {others}"
+    assert f"\n## {project['version']}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_code_says_what_it_is_and_stays_readable() -> None:

@@ -1,5 +1,5 @@
 # The control plane, and the command `embertide` for whoever looks after a cluster.
-#   docker build -f k8s/images/control.Dockerfile -t embertide/control:0.1.0 .
+#   docker build -f k8s/images/control.Dockerfile -t embertide/control:0.2.0 .
 # A release names it by digest: --build-arg BASE=docker.io/library/debian@sha256:... (docs/security.md).
 ARG BASE=docker.io/library/debian:12
 

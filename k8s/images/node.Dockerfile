@@ -1,8 +1,8 @@
 # A node: tritonserver, the backend, the server in front of it and `embertide serve`.
-#   docker build -f k8s/images/node.Dockerfile -t embertide/node:0.1.0 .
+#   docker build -f k8s/images/node.Dockerfile -t embertide/node:0.2.0 .
 # The server is that of the wheel, or of the base where TRITON says in which folder (docs/install.md):
 #   docker build --build-arg BASE=nvcr.io/nvidia/tritonserver:26.08-py3 \
-#     --build-arg TRITON=/opt/tritonserver -f k8s/images/node.Dockerfile -t embertide/node:0.1.0 .
+#     --build-arg TRITON=/opt/tritonserver -f k8s/images/node.Dockerfile -t embertide/node:0.2.0 .
 # A release names it by digest: --build-arg BASE=docker.io/library/debian@sha256:... (docs/security.md).
 ARG BASE=docker.io/library/debian:12
 

@@ -1,5 +1,5 @@
 # A trainer under torchrun. It compiles dense programs, hence the compiler and Python's headers.
-#   docker build -f k8s/images/trainer.Dockerfile -t embertide/trainer:0.1.0 .
+#   docker build -f k8s/images/trainer.Dockerfile -t embertide/trainer:0.2.0 .
 # A release names it by digest: --build-arg BASE=docker.io/library/debian@sha256:... (docs/security.md).
 ARG BASE=docker.io/library/debian:12
 

@@ -79,7 +79,7 @@ BROKEN: list[tuple[Check, str, Callable[[list[Resource]], None]]] = [
     (budgets, "ranks of a pod", say(*JOB, "--nproc-per-node", "2")),
     (budgets, "drive", edit(*JOB, *POD, "volumes", 1, "emptyDir", "sizeLimit", to="4Gi")),
     (budgets, "no drive", say(*JOB, "--ssd-directory", "/publication/ssd")),
-    (images, "unbuilt", edit(*NODE, *FIRST, "image", to="embertide/nodes:0.1.0")),
+    (images, "unbuilt", edit(*NODE, *FIRST, "image", to="embertide/nodes:0.2.0")),
     (images, "version", edit(*JOB, *FIRST, "image", to="embertide/trainer:0.0.9")),
     (images, "latest", edit(*STATE, *FIRST, "image", to="redis:latest")),
     (images, "no tag", edit(*STATE, *FIRST, "image", to="redis")),

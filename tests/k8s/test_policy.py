@@ -23,7 +23,7 @@ POLICIES = {
     if each["kind"] == "ValidatingAdmissionPolicy"
 }
 # What who deploys has named, among others.
-IMAGES = {"a": f"registry.example/x@sha256:{'a' * 64}", "trainer": "embertide/trainer:0.1.0"}
+IMAGES = {"a": f"registry.example/x@sha256:{'a' * 64}", "trainer": "embertide/trainer:0.2.0"}
 OTHER_IMAGE = f"evil.example/embertide/trainer@sha256:{'b' * 64}"
 _CEL = celpy.Environment()
 

@@ -76,7 +76,7 @@ def image(tmp_path: Path) -> Path:
     venv.create(root / "opt" / "embertide", symlinks=True)
     (site,) = (root / "opt" / "embertide" / "lib").glob("python3*/site-packages")
     for name, version, licence in (
-        ("embertide", "0.1.0", "Apache-2.0"),
+        ("embertide", "0.2.0", "Apache-2.0"),
         ("xxhash", "4.1.0", "BSD-2-Clause"),
     ):
         info = site / f"{name}-{version}.dist-info"

@@ -217,7 +217,7 @@ def events() -> list[Json]:
     store = ["redis-server", "--save", "", "--protected-mode", "no", "--dir", "/tmp"]
     made = [
         _locked("redis", "redis:7.4-bookworm", store),
-        _locked("sender", "embertide/trainer:0.1.0", ["python", "-c", SEND]),
+        _locked("sender", "embertide/trainer:0.2.0", ["python", "-c", SEND]),
     ]
     service = {
         "apiVersion": "v1",
@@ -232,5 +232,5 @@ def asker(requests_a_second: float, features: int, dense: int) -> Json:
     """The pod of asker.py. Its labels are none of ours: policies let it reach Triton alone."""
     script = (Path(__file__).parent / "asker.py").read_text()
     words = ["python", "-c", script, str(requests_a_second), str(features), str(dense)]
-    container = _locked("asker", "embertide/control:0.1.0", words)
+    container = _locked("asker", "embertide/control:0.2.0", words)
     return _pod("asker", [container], [{"name": "tmp", "emptyDir": {}}])
