@@ -7,13 +7,14 @@ stand, so each says in plain words what its setting does and why the default is 
 Runs outlive builds: a checkpoint of an older build lacks the settings that are new. So a new
 setting's default must mean what runs did before it existed. Where another default is better,
 `field(default=..., metadata={BEFORE: ...})` gives the value that means the former behaviour. A run
-of an older build then goes on with the same bytes (run/checkpoint/settings.py compares them).
+of an older build then goes on with the same bytes (run/checkpoint/settings.py compares them). What
+happens when a run goes on with another value is a property of the field, too (changes.py).
 """
 
+from embertide.trainer.config.changes import BEFORE
 from embertide.trainer.config.evaluation import HOUR_OF_DAY, EvalConfig
 from embertide.trainer.config.labels import LabelJoin
 from embertide.trainer.config.learning import (
-    BEFORE,
     Optimizer,
     OptimizerConfig,
     PruneConfig,

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from embertide.trainer.config.changes import free
+
 HOUR_OF_DAY = "hour_of_day"
 """A slice that every stream has: the hour, 0 to 23, of an event's time."""
 
@@ -27,9 +29,9 @@ class EvalConfig:
             held out or none. Empty: the event's place in the input.
     """
 
-    user: str = ""
-    slices: tuple[str, ...] = ()
-    most_values: int = 10
+    user: str = free("")
+    slices: tuple[str, ...] = free(())
+    most_values: int = free(10)
     hold_out: float = 0.0
     hold_out_by: str = ""
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
+from embertide.trainer.config.changes import ALLOWED, BEFORE, CHANGE, allowed, fixed
 from embertide.trainer.config.model import check_plain
 from embertide.trainer.config.user_objects import name_of
 
@@ -13,9 +14,6 @@ Utility = Literal["fisher", "squares", "norms", "accesses"]  # of rows and their
 
 SCHEDULES = ("warmup_cosine", "step")
 """Those of ours."""
-
-BEFORE = "before"
-"""In a field's metadata: the value that means what runs did before the setting existed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +32,13 @@ class ScheduleConfig:
             `dense_learning_rate`: the optimizer that it gets has a rate of 1.
     """
 
-    name: str | type
-    warmup_steps: int = 0
-    steps: int = 0
-    factor: float = 0.0
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    name: str | type = dataclasses.field(metadata={CHANGE: ALLOWED})
+    warmup_steps: int = allowed(0)
+    steps: int = allowed(0)
+    factor: float = allowed(0.0)
+    arguments: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict, hash=False, metadata={CHANGE: ALLOWED}
+    )
 
     def __post_init__(self) -> None:
         """Refuse what says no rate."""
@@ -88,15 +88,17 @@ class OptimizerConfig:
             counted in `clipped_gradients`; 0: none, for both Adagrads bound a step by themselves.
     """
 
-    name: Optimizer = "rowwise_adagrad"
-    sparse_learning_rate: float = 0.1
-    dense_learning_rate: float = 0.002
-    schedule: ScheduleConfig | None = None
-    epsilon: float = 1e-8
-    initial_accumulator: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-    max_gradient_norm: float = 0.0
+    name: Optimizer = fixed(
+        "rowwise_adagrad", "the state of rows is that optimizer's", carried=True
+    )
+    sparse_learning_rate: float = allowed(0.1)
+    dense_learning_rate: float = allowed(0.002)
+    schedule: ScheduleConfig | None = allowed(None)
+    epsilon: float = allowed(1e-8)
+    initial_accumulator: float = allowed(0.0)
+    beta1: float = allowed(0.9)
+    beta2: float = allowed(0.999)
+    max_gradient_norm: float = allowed(0.0)
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot learn."""
@@ -144,18 +146,18 @@ class PruneConfig:
             `ratio` 256 KiB.
     """
 
-    bytes: int = 0
-    ratio: float = 0.0
-    tables: tuple[str, ...] = ()
-    utility: Utility = "fisher"
-    counts_worth: float = dataclasses.field(default=0.05, metadata={BEFORE: 0.0})
-    half_life: int = 2000
-    first: tuple[int, ...] = (20, 50, 100)
-    every: int = 200
-    least: int = 10
-    least_room: float = 0.01
-    max_age: int = 0
-    waiting_bytes: int = 0
+    bytes: int = allowed(0)
+    ratio: float = allowed(0.0)
+    tables: tuple[str, ...] = fixed((), "what pruning remembers is of those tables")
+    utility: Utility = allowed("fisher")
+    counts_worth: float = allowed(0.05, **{BEFORE: 0.0})
+    half_life: int = allowed(2000)
+    first: tuple[int, ...] = allowed((20, 50, 100))
+    every: int = allowed(200)
+    least: int = allowed(10)
+    least_room: float = allowed(0.01)
+    max_age: int = allowed(0)
+    waiting_bytes: int = fixed(0, "what pruning remembers has that size")
 
     def __post_init__(self) -> None:
         """Refuse what no pass could do."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from embertide.trainer.config.changes import because, fixed
 from embertide.trainer.config.tables import (
     DenseConfig,
     FeatureConfig,
@@ -81,10 +82,18 @@ class ModelConfig:
     """
 
     name: str
-    tables: tuple[TableConfig, ...]
-    features: tuple[FeatureConfig, ...]
-    sequences: tuple[SequenceConfig, ...] = ()
-    dense: tuple[DenseConfig, ...] = ()
+    tables: tuple[TableConfig, ...] = dataclasses.field(
+        metadata=because("rows of tables have that form, in every snapshot and node")
+    )
+    features: tuple[FeatureConfig, ...] = dataclasses.field(
+        metadata=because("requests and the dense net have those columns")
+    )
+    sequences: tuple[SequenceConfig, ...] = fixed(
+        (), "requests and the dense net have those columns"
+    )
+    dense: tuple[DenseConfig, ...] = fixed(
+        (), "requests have those columns, and their transforms are fitted"
+    )
     net: str | type = "dlrm"
     net_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     heads: tuple[HeadConfig, ...] = ()

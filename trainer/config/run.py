@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+from embertide.trainer.config.changes import ALLOWED, CHANGE, allowed, because, fixed, free
 from embertide.trainer.config.evaluation import EvalConfig
 from embertide.trainer.config.labels import LabelJoin
 from embertide.trainer.config.learning import OptimizerConfig, PruneConfig
@@ -30,9 +31,9 @@ class PublishBudget:
             index a second time.
     """
 
-    bytes_per_s: int
-    max_age_versions: int = 1008
-    image_bytes: int = 2 << 30
+    bytes_per_s: int = dataclasses.field(metadata={CHANGE: ALLOWED})
+    max_age_versions: int = allowed(1008)
+    image_bytes: int = free(2 << 30)
 
     def __post_init__(self) -> None:
         """Refuse what bounds nothing."""
@@ -50,8 +51,8 @@ class Codecs:
         gradients: The same, of rows' gradients; what int8 rounds off goes with a key's next one.
     """
 
-    rows: Codec = "fp32"
-    gradients: Codec = "fp32"
+    rows: Codec = allowed("fp32")
+    gradients: Codec = allowed("fp32")
 
     def __post_init__(self) -> None:
         """Refuse a codec that does not exist."""
@@ -124,37 +125,46 @@ class RunConfig:
         evaluation: What the run measures of itself, and the events that it holds out.
     """
 
-    model: ModelConfig
+    model: ModelConfig = dataclasses.field(
+        metadata=because("the dense net has that form", carried=True)
+    )
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    prune: PruneConfig | None = None
-    labels: LabelJoin | None = None
-    negative_rate: float = 1.0
-    seed: int = 1
-    batch_size: int = 256
-    loss: str | Callable[..., Any] = "bce"
-    net_parts: int = 1
-    net_dtype: NetDtype = "fp32"
-    net_device: NetDevice = "auto"
-    threads: int = 1
-    warmup_events: int = 50_000
-    ahead_bytes: int = 64 << 20
-    publish_every_s: int = 600
-    publish_budget: PublishBudget | None = None
-    snapshot_every: int = 6
-    full_snapshot_every: int = 1
-    keep_snapshots: int = 2
-    keep_snapshots_s: int = 0
-    checkpoint_memory_bytes: int = 1 << 30
-    cpu: str = "x86-64-v3"
-    bus_bytes: int = 512 << 20
-    devices: int = 1
-    ddr_budget_bytes: int = 4 << 30
-    ssd_budget_bytes: int = 0
-    ssd_directory: str = ""
-    most_set_aside: int = 20
+    prune: PruneConfig | None = fixed(
+        None, "what pruning remembers begins with a run", carried=True
+    )
+    labels: LabelJoin | None = fixed(None, "impressions wait in checkpoints by it")
+    negative_rate: float = allowed(1.0)
+    seed: int = fixed(1, "new rows get their values from it", carried=True)
+    batch_size: int = allowed(256)
+    loss: str | Callable[..., Any] = allowed("bce")
+    net_parts: int = allowed(1)
+    net_dtype: NetDtype = allowed("fp32")
+    net_device: NetDevice = allowed("auto")
+    threads: int = allowed(1)
+    warmup_events: int = allowed(50_000)
+    ahead_bytes: int = free(64 << 20)
+    publish_every_s: int = fixed(600, "versions are numbered by it")
+    publish_budget: PublishBudget | None = fixed(
+        None, "the rows that it holds back lie in checkpoints from the start"
+    )
+    snapshot_every: int = allowed(6)
+    full_snapshot_every: int = free(1)
+    keep_snapshots: int = free(2)
+    keep_snapshots_s: int = free(0)
+    checkpoint_memory_bytes: int = free(1 << 30)
+    cpu: str = fixed("x86-64-v3", "the folder's dense program is compiled for it")
+    bus_bytes: int = free(512 << 20)
+    devices: int = free(1)
+    ddr_budget_bytes: int = free(4 << 30)
+    ssd_budget_bytes: int = free(0)
+    ssd_directory: str = free("")
+    most_set_aside: int = free(20)
     codecs: Codecs = dataclasses.field(default_factory=Codecs)
-    sync: Sync = dataclasses.field(default_factory=AllReduce)
-    evaluation: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+    sync: Sync = dataclasses.field(default_factory=AllReduce, metadata={CHANGE: ALLOWED})
+    evaluation: EvalConfig = dataclasses.field(
+        default_factory=EvalConfig,
+        metadata=because("events that are held out must never have been learned from"),
+    )
 
     def __post_init__(self) -> None:
         """Refuse counts below one."""

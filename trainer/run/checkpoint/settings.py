@@ -3,11 +3,11 @@
 A checkpoint holds the settings of its run as JSON. They are compared with today's, field by field:
 
     a field                         what happens
-    has another value               refused; or allowed by name, if it is in ALLOWED
+    has another value               refused; or ignored, or allowed by name, if the field says so
+                                    (config/changes.py)
     is new, the checkpoint lacks it its former behaviour counts: BEFORE in its metadata, else its
                                     default (config/__init__.py has it)
     is gone, this build lacks it    refused if it was changed from its default then
-    is in FREE_TO_CHANGE            ignored: no byte depends on it
 
 `sync` is one setting: a strategy is compared as a whole, by its name and its values.
 
@@ -22,82 +22,41 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from embertide.trainer.config import BEFORE, OptimizerConfig, PruneConfig, RunConfig, ScheduleConfig
+from embertide.trainer.config import RunConfig
+from embertide.trainer.config.changes import ALLOWED, BEFORE, CARRIED, CHANGE, FREE
 from embertide.trainer.config.sync import STRATEGIES
 from embertide.trainer.errors import ConfigurationError
 
-FREE_TO_CHANGE = frozenset(
-    {
-        "ahead_bytes",
-        "full_snapshot_every",
-        "keep_snapshots",
-        "keep_snapshots_s",
-        "bus_bytes",
-        "checkpoint_memory_bytes",
-        "devices",
-        "ddr_budget_bytes",
-        "ssd_budget_bytes",
-        "ssd_directory",
-        "publish_budget.image_bytes",
-        "most_set_aside",
-        "evaluation.user",
-        "evaluation.slices",
-        "evaluation.most_values",
-    }
-)
+_Config = TypeVar("_Config")
+_MAX_CHANGES = 256  # remembered of a run; one a day for most of a year
+
+
+def _declared(kind: type, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the metadata of a configuration's fields, and of those within, by their paths."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        inner = f"{path}.{field.name}" if path else field.name
+        yield inner, field.metadata
+        for each in (hints[field.name], *typing.get_args(hints[field.name])):
+            if dataclasses.is_dataclass(each):
+                yield from _declared(each, inner)  # type: ignore[arg-type]
+
+
+_SETTINGS = dict(_declared(RunConfig))
+
+FREE_TO_CHANGE = frozenset(path for path, each in _SETTINGS.items() if each.get(CHANGE) is FREE)
 """Settings on which no byte depends: a run may go on with others."""
 
 _SYNC = "sync"
 
-ALLOWED = frozenset(
-    {
-        "batch_size",
-        "loss",
-        "net_parts",
-        "net_device",
-        "net_dtype",
-        "threads",
-        "warmup_events",
-        "negative_rate",
-        "snapshot_every",
-        "codecs.rows",
-        "codecs.gradients",
-        _SYNC,
-        "publish_budget.bytes_per_s",
-        "publish_budget.max_age_versions",
-        *(f"optimizer.{field.name}" for field in dataclasses.fields(OptimizerConfig)),
-        *(f"optimizer.schedule.{field.name}" for field in dataclasses.fields(ScheduleConfig)),
-        *(f"prune.{field.name}" for field in dataclasses.fields(PruneConfig)),
-    }
-) - {"optimizer.name", "prune.tables", "prune.waiting_bytes"}
+ALLOWED_TO_CHANGE = frozenset(p for p, each in _SETTINGS.items() if each.get(CHANGE) is ALLOWED)
 """Settings that say how a run learns: a run may go on with others if it is told to."""
 
 _OPTIONS = frozenset({"seed", "batch_size", "threads", "cpu", "publish_every_s", "snapshot_every"})
 """Settings that the command has an option for, of the same name."""
 
-_WITH_THE_MODEL = ("model", "optimizer.name", "prune", "seed")
-
-_FIXED = {
-    "labels": "impressions wait in checkpoints by it",
-    "seed": "new rows get their values from it",
-    "publish_every_s": "versions are numbered by it",
-    "publish_budget": "the rows that it holds back lie in checkpoints from the start",
-    "cpu": "the folder's dense program is compiled for it",
-    "model.tables": "rows of tables have that form, in every snapshot and node",
-    "model.features": "requests and the dense net have those columns",
-    "model.sequences": "requests and the dense net have those columns",
-    "model.dense": "requests have those columns, and their transforms are fitted",
-    "model": "the dense net has that form",
-    "optimizer.name": "the state of rows is that optimizer's",
-    "prune.tables": "what pruning remembers is of those tables",
-    "prune.waiting_bytes": "what pruning remembers has that size",
-    "prune": "what pruning remembers begins with a run",
-    "evaluation": "events that are held out must never have been learned from",
-}
+_FIXED = {p: each[CHANGE] for p, each in _SETTINGS.items() if isinstance(each.get(CHANGE), str)}
 """Why other settings cannot change: by the longest prefix of a path."""
-
-_Config = TypeVar("_Config")
-_MAX_CHANGES = 256  # remembered of a run; one a day for most of a year
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,7 +78,7 @@ class Difference:
     @property
     def may_change(self) -> bool:
         """Whether a run can be told to go on nevertheless."""
-        return self.path in ALLOWED
+        return self.path in ALLOWED_TO_CHANGE
 
     @property
     def changes_the_model(self) -> bool:
@@ -127,7 +86,7 @@ class Difference:
         return (
             self.is_known
             and self.path != "model.name"
-            and any(_is_of(self.path, prefix) for prefix in _WITH_THE_MODEL)
+            and any(_is_of(self.path, p) for p, each in _SETTINGS.items() if each.get(CARRIED))
         )
 
     def change(self) -> str:
@@ -240,11 +199,11 @@ def check_allowed(paths: Sequence[str]) -> None:
         ConfigurationError: One of them.
     """
     for path in paths:
-        if path in ALLOWED:
+        if path in ALLOWED_TO_CHANGE:
             continue
-        near = difflib.get_close_matches(path, sorted(ALLOWED), 2, 0.5)
+        near = difflib.get_close_matches(path, sorted(ALLOWED_TO_CHANGE), 2, 0.5)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        names = ", ".join(sorted(ALLOWED))
+        names = ", ".join(sorted(ALLOWED_TO_CHANGE))
         raise ConfigurationError(f"--allow-change {path}: {hint}what can change is {names}")
 
 
