@@ -70,8 +70,8 @@ class AsynchronousSync:
     """What all strategies have whose ranks need not be at the same step.
 
     Attributes:
-        max_row_staleness: Steps of other ranks that a row may lack when it is read. With 0 ranks
-            exchange rows in every step together, so that the slowest one sets the pace.
+        max_row_staleness: Batches whose gradients may come between the time when a batch reads its
+            rows and its own. With 0 one batch is learned after the other.
         max_batches_apart: Batches by which the rank that is ahead and the one behind may differ.
     """
 

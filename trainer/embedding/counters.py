@@ -12,6 +12,8 @@ which is a count of 2^-NO_TIME or less.
 Shapes: B events of a batch, N events that wait, U keys, C counters of a table.
 """
 
+import struct
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -90,6 +92,18 @@ class _Pending:
         self._summed = [merged(np.concatenate(keys), np.concatenate(logs))]
         self._least = len(self._summed[0][0])
 
+    def sums(self, origin_ms: int) -> tuple[Keys, Logs]:
+        self._sum(origin_ms)
+        if not self._summed:
+            return np.empty(0, np.int64), np.empty((0, self.config.values))
+        self._merge()
+        return self._summed[0]
+
+    def put(self, keys_U: Keys, logs_UC: Logs) -> None:
+        assert not self.waiting
+        if len(keys_U):
+            self._summed = [(keys_U, logs_UC)]
+
     def take(self, origin_ms: int) -> tuple[Keys, NDArray[np.float32]]:
         self._sum(origin_ms)
         if not self._summed:
@@ -140,6 +154,26 @@ class Counters:
         """
         for table in self._tables:
             table.add(batch, origin_ms)
+
+    def waiting_sums(self, origin_ms: int) -> bytes:
+        """Return what waits, for `put_sums` of other ranks."""
+        parts = list[bytes]()
+        for table in self._tables:
+            keys_U, logs_UC = table.sums(origin_ms)
+            parts += (struct.pack("<Q", len(keys_U)), keys_U.tobytes(), logs_UC.tobytes())
+        return b"".join(parts)
+
+    def put_sums(self, data: bytes) -> None:
+        """Have what waits on another rank wait here, where nothing waits."""
+        at = 0
+        for table in self._tables:
+            (keys,) = struct.unpack_from("<Q", data, at)
+            keys_U = np.frombuffer(data, np.int64, keys, at + 8)
+            at += 8 + keys_U.nbytes
+            shape = (keys, table.config.values)
+            logs_UC = np.frombuffer(data, np.float64, int(np.prod(shape)), at).reshape(shape)
+            at += logs_UC.nbytes
+            table.put(keys_U, logs_UC)
 
     def flush(self, rows: EmbeddingStore, origin_ms: int) -> None:
         """Add them to their keys' rows; of many ranks, to those that this one holds."""

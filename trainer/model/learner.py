@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embertide import _store
-from embertide.trainer.config import RunConfig
+from embertide.trainer.config import AllReduce, AsynchronousSync, RunConfig
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.limit import take
 from embertide.trainer.embedding.counters import Counters
@@ -53,6 +53,19 @@ class NotFiniteError(TrainerError):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Learned:
+    """What a step leaves beside what it has changed.
+
+    Attributes:
+        scores: Of the batch's events, from before the step, [B] or [B, H].
+        missing: Dense values that were missing.
+    """
+
+    scores: NDArray[np.float32]
+    missing: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Prepared:
     """A batch that is ready to be learned.
 
@@ -85,7 +98,9 @@ class Learner:
     """The state of a run, but for its place in the stream. For one thread; `prepare` for another.
 
     Sets torch's threads and seed, which are the process's. Of many ranks, each has one of these,
-    and all make the same calls: `learn` with the same batch, of which each learns a part.
+    and all make the same calls: `learn` with the same batch, of which each learns a part. Ranks
+    that need not be at the same step (`RunConfig.sync`) each call `take_step` with batches of their
+    own, and their nets differ until `Replicas.average` makes them one.
 
     Attributes:
         origin_ms: Time that counts are reckoned from: the first event's, unless it is set before.
@@ -101,6 +116,9 @@ class Learner:
     ) -> None:
         """Open the store and make the net, both as the run's seed says."""
         self.ranks = ranks or Ranks.alone()
+        self.is_apart = isinstance(run.sync, AsynchronousSync) and self.ranks.size > 1
+        # Those that take a step together.
+        self._together = Ranks.alone() if self.is_apart else self.ranks
         torch.set_num_threads(run.threads)
         torch.manual_seed(run.seed)
         self.run = run
@@ -127,13 +145,18 @@ class Learner:
             ranks=self.ranks,
             ownership=ownership,
             codecs=run.codecs,
+            max_staleness=run.sync.max_row_staleness
+            if isinstance(run.sync, AsynchronousSync)
+            else None,
         )
         learned = [each for each in self.net.parameters() if each.requires_grad]
         # Fused: one pass over a tensor; else ten, which small batches feel.
         self.optimizer = torch.optim.Adam(learned, lr=run.optimizer.dense_learning_rate, fused=True)
-        self._beside = self.ranks.channel("dense")
-        self.sync: DenseSync = make_dense_sync(run.sync, learned, self._beside)
-        self._statistics = Statistics(self.net, self.ranks) if run.model.is_own_net else None
+        self._beside = self._together.channel("dense")
+        self.sync: DenseSync = make_dense_sync(
+            AllReduce() if self.is_apart else run.sync, learned, self._beside
+        )
+        self._statistics = Statistics(self.net, self._together) if run.model.is_own_net else None
         self.origin_ms: int | None = None
         self.counters = Counters(run.model)
         self._quick = run.net_dtype != "fp32"
@@ -141,6 +164,11 @@ class Learner:
         schedule = run.optimizer.schedule
         self.schedule = None if schedule is None else Schedule(schedule)
         self.stops = self.stopping = False
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether the net has numbers that it learns without a gradient, as BatchNorm's."""
+        return self._statistics is not None and self._statistics.are_there
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the state of the net's optimizer, and of its schedule if there is one."""
@@ -204,7 +232,7 @@ class Learner:
         if self.ranks.size == 1:
             self.rows.bring(batch.keys_BF, batch.bags() if batch.lists else None)
             return Prepared(batch, batch, 0, None)
-        begin, end = part_of(batch, self.ranks.rank, self.ranks.size)
+        begin, end = part_of(batch, self._together.rank, self._together.size)
         part = take(batch, begin, end) if begin < end else None
         if batch.lists:
             bags_F = [bags.cut(begin, end) for bags in batch.bags()]
@@ -236,7 +264,7 @@ class Learner:
                 dense_BD = self._dense(ready.part)[0].to(self.device)
                 part: Tensor = self.served(dense_BD, embeddings_BE.to(self.device))
                 scores[ready.first : ready.first + len(ready.part)] = part
-            if self.ranks.size > 1:
+            if self._together.size > 1:
                 scores = self._beside.sum(scores, "scores").wait()
         return scores.numpy().reshape(len(batch), -1)
 
@@ -259,6 +287,15 @@ class Learner:
                 counters are as they were.
             RankLostError: A rank is gone.
         """
+        learned = self.take_step(batch, on_rows_ready)
+        self.missing += learned.missing
+        self.count(batch.batch if isinstance(batch, Prepared) else batch)
+        return learned.scores
+
+    def take_step(
+        self, batch: Batch | Prepared, on_rows_ready: Callable[[], None] = lambda: None
+    ) -> Learned:
+        """Take a step as `learn` does; neither the batch's events are counted nor what it lacks."""
         ready = batch if isinstance(batch, Prepared) else self.prepare(batch)
         self.optimizer.zero_grad()
         if self._statistics is not None:
@@ -277,7 +314,7 @@ class Learner:
                 torch.manual_seed(draw_seed(self.run.seed, ready.batch.first, self.ranks.rank))
             for piece in pieces:
                 self.sync.accumulates = piece is not pieces[-1]
-                if self.ranks.size > 1 and not self.sync.accumulates:
+                if self._together.size > 1 and not self.sync.accumulates:
                     # There before backward comes to the net's first layers: they travel meanwhile.
                     embeddings_BE.register_post_accumulate_grad_hook(lambda _: self.rows.send())
                 learned = self._learned(_cut(inputs, piece))
@@ -291,15 +328,14 @@ class Learner:
                     logits.append(learned.detach())
             end = ready.first + len(ready.part)
             scores[ready.first : end] = torch.sigmoid(torch.cat(logits))
-        self.stopping = self.stops
-        if self.ranks.size > 1:
+        if not self.is_apart:
+            self.stopping = self.stops
+        if self._together.size > 1:
             loss, scores, missing = self._share(ready, loss, scores, missing)
         self._check_step(loss)
         self._step()
         self.rows.step()
-        self.missing += missing
-        self.count(ready.batch)
-        return scores.numpy()
+        return Learned(scores.numpy(), missing)
 
     def count(self, batch: Batch) -> None:
         """Count the events of a batch for the tables that count; `learn` has done it."""

@@ -40,6 +40,11 @@ class Statistics:
         self._compiled: dict[str, Tensor] | None = None
         self.keep()
 
+    @property
+    def are_there(self) -> bool:
+        """Whether the net has any."""
+        return bool(self._places)
+
     def check(self) -> None:
         """Refuse a change of what the compiled program has as it was at the start.
 

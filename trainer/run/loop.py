@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -22,9 +23,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from embertide import _store
 from embertide._common.background import healths
 from embertide._common.room import is_no_room, no_room
-from embertide.trainer.config import RunConfig
+from embertide.trainer.config import AsynchronousSync, RunConfig
 from embertide.trainer.config.sync import check_ranks
 from embertide.trainer.data.ahead import read_ahead
 from embertide.trainer.data.base import Batch, EventSource
@@ -48,11 +50,13 @@ from embertide.trainer.publish.snapshot import keep_program
 from embertide.trainer.publish.storage import Storage
 from embertide.trainer.publish.threads import Workers
 from embertide.trainer.publish.upload import Uploader, UploadOptions
+from embertide.trainer.run.apart import Apart, check_learner, check_supported
 from embertide.trainer.run.checkpoint.checkpoint import saved_settings
 from embertide.trainer.run.checkpoint.restoring import restore
 from embertide.trainer.run.checkpoint.settings import settings
 from embertide.trainer.run.defaults import PublishSchedule
 from embertide.trainer.run.fork import Fork
+from embertide.trainer.run.hand_out import Command, Report
 from embertide.trainer.run.progress import Progress, Teller, added_up
 from embertide.trainer.run.quarantine import Quarantine
 from embertide.trainer.run.resume import Resumer
@@ -73,7 +77,24 @@ _DROPS = (
 )
 
 
+_ASK_S = 0.5  # what ranks that are apart tell one another, they tell so often
+
 log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Handed:
+    """A batch that a rank learns.
+
+    Attributes:
+        batch: With all its events.
+        held_B: Events that are held out.
+        kept_B: Events that are learned; the others are scored.
+    """
+
+    batch: Batch
+    held_B: NDArray[np.bool_]
+    kept_B: NDArray[np.bool_]
 
 
 class Gate(Protocol):
@@ -156,6 +177,9 @@ class Trainer:
             for name in ("loop", "saver", "publish", "events", "keys", "rows", "dense")
         ]
         check_ranks(run.sync, self.ranks.size)
+        is_apart = isinstance(run.sync, AsynchronousSync) and self.ranks.size > 1
+        if is_apart:
+            check_supported(run)
         check_same(
             self._channel, "configuration", settings(run) | {"folder": str(publication.path)}
         )
@@ -208,6 +232,12 @@ class Trainer:
             self._warm_start = fork.publication.path
         self._changed = start.changed  # and no version is out since
         self.learner = self.state.learner
+        self._apart: Apart | None = None  # of ranks that need not be at the same step
+        self._out: deque[_Handed] = deque()  # batches without a report, in order
+        self._told_s = 0.0  # when other ranks were asked whether they are to stop
+        if is_apart:
+            check_learner(run, self.learner)
+            self._apart = Apart(run, self.ranks, self.learner, self._channel)
         with self._channel.together():
             if self.ranks.first:
                 for name in restore_journals(publication.path, self.state.journals):
@@ -278,6 +308,7 @@ class Trainer:
             "rows": self.versions.publisher.stats.rows,
             "bytes": self.versions.publisher.stats.bytes,
             "traffic": {kind: dataclasses.asdict(t) for kind, t in self.ranks.traffic.items()},
+            "apart": {} if self._apart is None else self._apart.figures(),
         }
         every = self._channel.gather(mine)
         added = added_up(every)
@@ -330,8 +361,13 @@ class Trainer:
             StorageError: Storage lacks what came last, after all the time it was given.
         """
         self.stopped, self._asked, self._teller = False, None, None
+        if gate is not None and self._apart is not None:
+            raise ConfigurationError(
+                f"sync={type(self.run.sync).__name__}() does not go with --behind-scorer, which"
+                " learns one batch at a time: use sync=AllReduce()"
+            )
         shared = None
-        if self.ranks.size > 1:
+        if self.ranks.size > 1 and self._apart is None:
             source = shared = SharedEvents(source, self._events)
         self._source = source = crossed(source, self.run.model)
         if source.joined != (self.run.labels is not None) or (gate is not None and source.joined):
@@ -346,6 +382,9 @@ class Trainer:
         with self._channel.together():
             if self.ranks.first:
                 self._say_origin(source)
+        if self._apart is not None and not self.ranks.first:
+            self._follow(self._apart, source)
+            return
         source.seek(self.state.cursor)
         batches = source.batches(batch_size=self.run.batch_size, start=self.state.offset)
 
@@ -369,6 +408,7 @@ class Trainer:
             uploading,
             self.versions.saver,
             read_ahead(batches, self.run.ahead_bytes, ends) as ahead,
+            contextlib.nullcontext() if self._apart is None else self._apart.running(),
         ):
             try:
                 self._fit(ahead, source, gate, progress, every_s)
@@ -420,6 +460,8 @@ class Trainer:
         every_s: float,
     ) -> None:
         batches = self.learner.warm_up(batches)
+        if self._apart is not None and self.learner.transforms is not None:
+            self._apart.command("transforms", self.learner.transforms.text)
         self.versions.transforms_are_fitted()
         began, begun_at = time.monotonic(), self.state.events
         begun_done = self.state.done
@@ -430,6 +472,8 @@ class Trainer:
             seen = self._progress(source, self._learned[0], total, rate)
             others: list[dict[str, Any]] = []
             if last:  # what others have told may be half a second old
+                if self._apart is not None:
+                    self._apart.command("progress", None)
                 others = self._channel.gather(seen.of_rank())[1:]
             elif self.ranks.first:
                 others = self.ranks.told("progress")
@@ -480,7 +524,7 @@ class Trainer:
             self.state.offset = (
                 max(self.state.offset, self.state.done) if self.stopped else self.state.offset
             )
-            self.versions.publish(self.state.number + 1, last_ms, snapshot=True, last=True)
+            self._publish("last", self.state.number + 1, last_ms)
             show(last=True)
 
     def _mark(self, source: EventSource) -> Any:
@@ -541,14 +585,41 @@ class Trainer:
         """Publish what a fresh run begins with before its first event."""
         if not self.state.has_begun:
             self.state.begin(first_ms)
-            self.versions.publish(1, first_ms - 1, snapshot=True)
+            self._publish("whole", 1, first_ms - 1)
         elif self.versions.publisher.newest is None and self.forked is not None:
             assert self.forked.watermark_ms is not None  # a fork that keeps its place
-            self.versions.publish(self.state.number, self.forked.watermark_ms, snapshot=True)
+            self._publish("whole", self.state.number, self.forked.watermark_ms)
         elif self._changed and self.forked is not None:
             assert self.forked.watermark_ms is not None
             self._changed = False
-            self.versions.publish_change(self.forked.watermark_ms)
+            self._publish("change", 0, self.forked.watermark_ms)
+
+    def _publish(self, how: str, number: int, watermark_ms: int) -> None:
+        """Publish the state as a version, with all ranks.
+
+        Args:
+            how: "whole", with a snapshot; "last", the same, at the end; "change", of the model; or
+                "snapshot" or "delta", where there is room.
+            number: Of the version; that of a change follows from the folder.
+            watermark_ms: Its time.
+        """
+        if self._apart is not None:
+            self._finish()
+            state = self.state
+            origin_ms = state.origin_ms
+            at = (state.done, state.offset, state.events)
+            counted = self.learner.counters.waiting_sums(origin_ms)
+            self._apart.command("publish", [how, number, watermark_ms, origin_ms, at], counted)
+            self._apart.average(optimizers=True)
+        self._publish_here(how, number, watermark_ms)
+
+    def _publish_here(self, how: str, number: int, watermark_ms: int) -> None:
+        if how in ("whole", "last"):
+            self.versions.publish(number, watermark_ms, snapshot=True, last=how == "last")
+        elif how == "change":
+            self.versions.publish_change(watermark_ms)
+        else:
+            self.versions.publish_if_room(number, watermark_ms, snapshot=how == "snapshot")
 
     def _reach(self, ts_ms: int) -> None:
         """Publish the version whose time has come; all events before it are learned."""
@@ -562,7 +633,7 @@ class Trainer:
         self._decide_all(watermark_ms)
         every = self.run.snapshot_every
         snapshot = number // every > self.state.number // every
-        self.versions.publish_if_room(number, watermark_ms, snapshot=snapshot)
+        self._publish("snapshot" if snapshot else "delta", number, watermark_ms)
 
     def _train(self, batch: Batch) -> None:
         """Score a batch and learn from it; of many ranks, the one before it while its keys travel.
@@ -571,6 +642,9 @@ class Trainer:
 
         What is asked for has no part in what is learned: the order of learning is that of events.
         """
+        if self._apart is not None:
+            self._hand_out(self._apart, batch)
+            return
         held_B = self.state.monitor.is_held_out(batch)
         if held_B.any():
             self._finish()
@@ -598,6 +672,9 @@ class Trainer:
         Args:
             on_rows_ready: As of `Learner.learn`.
         """
+        if self._apart is not None:
+            self._take_reports(self._apart, all_of_them=True)
+            self._apart.settle()
         if self._asked is not None:
             asked, self._asked = self._asked, None
             self._learn(asked.result(), on_rows_ready)
@@ -654,6 +731,102 @@ class Trainer:
             self.learner.count(where(batch, ~kept_B))
             self.unsampled += int((~kept_B).sum()) if self.ranks.first else 0
         return found_B
+
+    # --- ranks that are apart ---------------------------------------------------------------------
+
+    def _hand_out(self, apart: Apart, batch: Batch) -> None:
+        """Have a rank learn a batch, and take what was reported of those before it."""
+        held_B = self.state.monitor.is_held_out(batch)
+        kept_B = ~held_B
+        if self.run.negative_rate < 1:
+            kept_B &= is_kept(batch, self.run.negative_rate, self.run.seed)
+        learn = batch if kept_B.all() else where(batch, kept_B) if kept_B.any() else None
+        if learn is not None and self.run.negative_rate < 1:
+            learn = weighed(learn, self.run.negative_rate)
+        score = None if kept_B.all() else where(batch, ~kept_B)
+        hand_out = apart.hand_out
+        assert hand_out is not None
+        self._out.append(_Handed(batch, held_B, kept_B))
+        while not hand_out.put(learn, score):
+            self._take_reports(apart)
+        self._take_reports(apart)
+        if apart.is_due():
+            self._finish()
+            apart.command("average", None)
+            apart.average(optimizers=False)
+        if time.monotonic() >= self._told_s + _ASK_S:
+            self._told_s = time.monotonic()
+            self.learner.stopping = self._is_stopping()
+
+    def _take_reports(self, apart: Apart, *, all_of_them: bool = False) -> None:
+        assert apart.hand_out is not None
+        for report in apart.hand_out.take(all_of_them=all_of_them):
+            self._take(self._out.popleft(), report)
+
+    def _take(self, handed: _Handed, report: Report) -> None:
+        """Count what a rank has learned and scored, as the loop of one rank does."""
+        batch, held_B, kept_B = handed.batch, handed.held_B, handed.kept_B
+        self.state.done = batch.next_offset
+        score_B = np.empty(len(batch), np.float32)
+        score_B[~kept_B] = report.scored
+        if held_B.any():
+            self.state.monitor.hold_out(where(batch, held_B), score_B[held_B])
+        if kept_B.any() and not report.reason:
+            self.quarantine.learned()
+            self.state.events += int(kept_B.sum())
+            self.learner.missing += report.missing
+            self.learner.count(batch if kept_B.all() else where(batch, kept_B))
+        elif kept_B.any():
+            self.quarantine.add(where(batch, kept_B), report.reason)
+        left_B = ~(held_B | kept_B)
+        if left_B.any():
+            self.learner.count(where(batch, left_B))
+            self.unsampled += int(left_B.sum())
+        if report.reason or held_B.all():
+            return
+        if kept_B.all():
+            self._scored(batch, report.learned)
+        elif self.run.model.outputs > 1:  # no negatives are left out of a model of several heads
+            self._scored(where(batch, kept_B), report.learned)
+        else:
+            score_B[kept_B] = report.learned
+            self._scored(where(batch, ~held_B), score_B[~held_B])
+
+    def _follow(self, apart: Apart, source: EventSource) -> None:
+        """Learn what the first rank hands out, and publish with it, until it has come to an end."""
+        began_s = time.monotonic() - _ASK_S
+
+        def tell() -> None:
+            nonlocal began_s
+            if time.monotonic() >= began_s + _ASK_S:
+                began_s = time.monotonic()
+                self._is_stopping()
+                self.ranks.tell("progress", self._progress(source, 0, None, 0.0).of_rank())
+
+        def obey(command: Command) -> None:
+            if command.name == "transforms":
+                self.learner.transforms = _store.Transforms(command.value)
+                self.versions.transforms_are_fitted()
+            elif command.name == "average":
+                apart.average(optimizers=False)
+            elif command.name == "progress":
+                self._channel.gather(self._progress(source, 0, None, 0.0).of_rank())
+            else:
+                how, number, watermark_ms, origin_ms, at = command.value
+                self.state.begin(origin_ms)
+                self.state.done, self.state.offset, self.state.events = at
+                self.learner.counters.put_sums(command.data)
+                apart.average(optimizers=True)
+                self._publish_here(how, number, watermark_ms)
+
+        with self.versions.saver:
+            try:
+                with apart.running():
+                    apart.follow(obey, tell)
+            finally:
+                source.leave()
+                self.versions.settle()
+        self.stopped = self._stop
 
     # --- labels that come later -------------------------------------------------------------------
 
