@@ -253,5 +253,5 @@ def quality(data: Path | None) -> Iterator[report.Row]:
 def measure(data: Path | None) -> Iterator[report.Row]:
     """Yield all rows; `data` is the news file, or None for synthetic events."""
     yield from claims()
-    yield from quality(data)
     yield from rates()
+    yield from quality(data)
