@@ -104,7 +104,7 @@ def _tasks(root: Path) -> Counted:
     counted: Counted = {}
     for section in page.read_text(encoding="utf-8").split("\n## ")[1:] if page.exists() else ():
         task, _, text = section.partition("\n")
-        changed = set(re.findall(r"^\| \[[^]]+\]\(([^)]+)\)", text, re.MULTILINE))
+        changed = set(re.findall(r"^\| [^|\n]*\[[^]]+\]\(([^)]+)\)", text, re.MULTILINE))
         counted[task[0].lower() + task[1:], "files changed"] = len(changed)
     return counted
 
