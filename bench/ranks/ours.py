@@ -24,7 +24,8 @@ from bench.ranks.batches import ROWS, TABLES, draw
 from bench.ranks.launching import step_options
 from bench.shapes import Shape
 from bench.store.ours import settle
-from embertide.trainer.config import Codec, Codecs, RunConfig
+from embertide.trainer.config import Codec, Codecs, RunConfig, Sync
+from embertide.trainer.config.sync import parse_sync
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.keys import hash_keys
 from embertide.trainer.model.learner import Learner, Prepared
@@ -90,9 +91,10 @@ def measure(
     steps: int,
     windows: int,
     seed: int,
+    sync: Sync,
 ) -> dict[str, object]:
     """Train, and return what the program prints."""
-    run = RunConfig(model=_SHAPE.config(), threads=threads, codecs=codecs, seed=seed)
+    run = RunConfig(model=_SHAPE.config(), threads=threads, codecs=codecs, seed=seed, sync=sync)
     ours = _Ours(ranks, run)
     channel = ranks.channel("bench")
     drawn = [_batch(seed, step, samples) for step in range(warmup + steps * windows)]
@@ -184,6 +186,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
     parser.add_argument("--rows", default="fp32", help="codec of rows")
     parser.add_argument("--gradients", default="fp32", help="codec of gradients")
+    parser.add_argument("--sync", default="all_reduce", help="strategy of the dense net")
     parser.add_argument("--timeline", default="", help="anything: also say when what was done")
     arguments = parser.parse_args()
     rows: Codec = arguments.rows
@@ -199,6 +202,7 @@ def main() -> None:
         steps=arguments.steps,
         windows=arguments.windows,
         seed=arguments.seed,
+        sync=parse_sync(arguments.sync),
     )
     if arguments.timeline:
         measured["timeline"] = timeline(ranks, arguments.samples)

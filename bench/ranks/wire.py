@@ -45,8 +45,8 @@ def _ip(*arguments: str) -> None:
 
 
 @contextlib.contextmanager
-def _wire() -> Iterator[tuple[list[str], list[str]]]:
-    """Give two namespaces, joined by a wire of `_RATE` each way, and their addresses."""
+def _wire(rate: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Give two namespaces, joined by a wire of a rate of `tc` each way, and their addresses."""
     if os.geteuid() != 0 or not shutil.which("tc"):
         raise BenchError("network namespaces need root, ip and tc (iproute2)")
     tag = secrets.token_hex(3)
@@ -61,15 +61,19 @@ def _wire() -> Iterator[tuple[list[str], list[str]]]:
             _ip("-n", name, "addr", "add", f"10.99.0.{i + 1}/24", "dev", link)
             _ip("-n", name, "link", "set", link, "up")
             _ip("-n", name, "link", "set", "lo", "up")
-            tc = ["tc", "qdisc", "add", "dev", link, "root", "tbf", "rate", _RATE]
+            tc = ["tc", "qdisc", "add", "dev", link, "root", "tbf", "rate", rate]
             tc += ["burst", "128kb", "latency", "50ms"]
             subprocess.run(["ip", "netns", "exec", name, *tc], check=True, capture_output=True)
         yield names, links
 
 
-def _over_the_wire(arguments: list[str]) -> dict[str, Any]:
-    """Run our step in two namespaces and return what rank 0 printed."""
-    with _wire() as (names, links):
+def over_the_wire(arguments: list[str], rate: str = _RATE) -> dict[str, Any]:
+    """Run our step in two namespaces and return what rank 0 printed.
+
+    Raises:
+        BenchError: There are no namespaces to be had, or a rank failed.
+    """
+    with _wire(rate) as (names, links):
         ranks: list[subprocess.Popen[str]] = []
         for number, (name, link) in enumerate(zip(names, links, strict=True)):
             environment = os.environ | {
@@ -119,7 +123,7 @@ def measure(repetitions: int = 5) -> Iterator[report.Row]:
             free = launch(_OURS, 2, arguments)
             work_s = samples / statistics.median(free["samples_per_s"])
             bound.append(samples / max(work_s, _wire_s(free)))
-            found = _over_the_wire(arguments)
+            found = over_the_wire(arguments)
             shaped.append(float(statistics.median(found["samples_per_s"])))
         yield report.compare(
             (f"Criteo DLRM, batch {samples:,}, {codec}, 2 ranks over 1 Gb/s", "rate", "samples/s"),
@@ -130,7 +134,7 @@ def measure(repetitions: int = 5) -> Iterator[report.Row]:
             target=_BAR,
             claim="20.4",
         )
-    spans = _over_the_wire(
+    spans = over_the_wire(
         ["--samples", "4096", "--steps", "5", "--windows", "1", "--timeline", "yes"]
     )
     draw(spans["timeline"], BUILD / "bench" / "ranks_timeline.svg")

@@ -4,7 +4,7 @@ import pytest
 
 from bench.ranks import batches, ours
 from bench.shapes import Shape
-from embertide.trainer.config import Codecs
+from embertide.trainer.config import AllReduce, Codecs
 from embertide.trainer.sync.ranks import Ranks
 
 
@@ -15,7 +15,7 @@ def test_a_step_is_timed_and_every_rank_draws_the_same(monkeypatch: pytest.Monke
 
     def measured() -> dict[str, object]:
         how = {"threads": 1, "warmup": 1, "steps": 2, "windows": 2, "seed": 3}
-        return ours.measure(Ranks.join(), 64, codecs=Codecs(), **how)
+        return ours.measure(Ranks.join(), 64, codecs=Codecs(), sync=AllReduce(), **how)
 
     said = [measured() for _ in range(2)]
     assert said[0]["loss"] == said[1]["loss"]

@@ -51,12 +51,16 @@ def gradients(rank: int, step: int) -> Arrays:
     ]
 
 
-def sync_steps(ranks: Ranks, sync: Sync, steps: int, by_dct: int = 0) -> Synced:
-    """Bring made-up gradients together; `by_dct` by the code of DCT whatever the density."""
+def sync_steps(ranks: Ranks, sync: Sync, steps: int, done: int = -1) -> Synced:
+    """Bring made-up gradients together.
+
+    `done`: by the code of DCT whatever the density, as if so many steps were taken before.
+    """
     learned, channel = parameters(), ranks.channel("dense")
-    if by_dct:
+    if done >= 0:
         assert isinstance(sync, DCT)
         strategy: Any = LargestGradients(learned, channel, sync)
+        strategy._state.steps = done
     else:
         strategy = make_dense_sync(sync, learned, channel)
     found = Synced([], [], [], [], 0)

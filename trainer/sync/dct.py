@@ -8,8 +8,10 @@ and holds back the rest, the rounding of what it sent included:
 
 A threshold is the order statistic that leaves the wanted share of a tensor's |v|. Each rank chooses
 its own at steps 1, 2, 4, ..., 512 and then every `refresh_every`, and raises one by which more than
-1.5 times the share has gone out for ten steps. Tensors of fewer than 1,024 elements, as biases,
-travel whole: they cost little and matter much.
+1.5 times the share has gone out for ten steps. The share is a half at first, and half as much after
+each power of two of steps, until it is the configured one: what a new net does not learn at once, a
+short run does not make good. Tensors of fewer than 1,024 elements, as biases, travel whole: they
+cost little and matter much.
 
 A rank's message to each other rank, no header, with 2 or 4 bytes a value:
 
@@ -39,6 +41,7 @@ _SMALL = 1024  # elements
 _EARLY = frozenset(1 << k for k in range(10))
 # A tensor may send so many times its share, for so many steps.
 _MOST_OVER, _STEPS_OVER = 1.5, 10
+_FEW = 20  # a twentieth or less
 _FAR = 65_535  # the longest step of positions
 _DIGIT = 4096  # counts of entries travel as two digits, each exact in fp32
 _MOST_FP16 = 65_504.0
@@ -88,26 +91,35 @@ class LargestGradients:
         self._whole = sum(each.numel() for each in small)  # elements, the first of all
         self._sizes_T = np.array([each.numel() for each in large], np.int64)
         self._ends_T = np.cumsum(self._sizes_T)
-        self._share_T = np.maximum(np.round(self._sizes_T * config.density), 1).astype(np.int64)
         self._dtype = torch.float16 if config.values == "fp16" else torch.float32
         elements = self._whole + int(self._sizes_T.sum())
+        # Memory that is new in each step would cost as much as the arithmetic.
+        self._residuals = torch.zeros(elements), torch.zeros(elements)
+        self._scratch_N = torch.zeros(elements)
         self._state = _State(
-            torch.zeros(elements),
+            self._residuals[0],
             np.full(len(large), _TINY, np.float32),
             np.zeros(len(large), np.int64),
         )
         self._before = self._state
+        self._every = range(len(large))
         self._threshold_N = torch.empty(elements - self._whole)
-        self._spread()
+        self._spread(self._every)
 
     # --- a step -----------------------------------------------------------------------------------
 
     def finish(self, beside: Tensor) -> Callable[[], Tensor]:
         """See `DenseSync`."""
-        v_N = torch.cat([_gradient(each).reshape(-1) for each in self._parameters]).cpu()
+        used, spare = self._residuals
+        v_N = used if self._state.residual_N is spare else spare
+        begin = 0
+        for parameter in self._parameters:
+            end = begin + parameter.numel()
+            v_N[begin:end] = _gradient(parameter).reshape(-1)
+            begin = end
         if self._config.error_feedback:
             v_N += self._state.residual_N
-        size_N = v_N.abs()
+        size_N = torch.abs(v_N, out=self._scratch_N)
         is_finite = bool(size_N.sum() < _MOST_ABS)
         self._before = self._state
         message, entries = self._encode(v_N, size_N) if is_finite else (torch.empty(0), 0)
@@ -131,7 +143,7 @@ class LargestGradients:
     def undo(self) -> None:
         """See `DenseSync`."""
         self._state = self._before
-        self._spread()
+        self._spread(self._every)
 
     def _encode(self, v_N: Tensor, size_N: Tensor) -> tuple[Tensor, int]:
         """Return a step's message and its entries; `v_N` becomes the residual."""
@@ -140,7 +152,7 @@ class LargestGradients:
         self._state = state = _State(v_N, old.threshold_T.copy(), old.over_T.copy(), steps)
         large_N = size_N[self._whole :]
         if steps in _EARLY or steps % self._config.refresh_every == 0:
-            self._choose(large_N, range(len(self._sizes_T)))
+            self._choose(large_N, self._every)
         # numpy finds few among many several times as fast as torch.
         place_E = np.flatnonzero(large_N.numpy() >= self._threshold_N.numpy())
         chosen_E = torch.from_numpy(place_E)
@@ -154,32 +166,43 @@ class LargestGradients:
         self.entries += len(chosen_E)
         return self._packed(whole, place_E, values_E)
 
+    def _share(self) -> _Array:
+        """Return how many elements of each large tensor travel in this step."""
+        doubled = 1 << self._state.steps.bit_length()  # twice the last power of two
+        density = max(self._config.density, 1 / doubled)
+        share_T: _Array = np.maximum(np.round(self._sizes_T * density), 1).astype(np.int64)
+        return share_T
+
     def _choose(self, size_N: Tensor, tensors: Sequence[int]) -> None:
         """Choose the thresholds of some large tensors; `size_N` is |v| of all of them."""
+        share_T = self._share()
         for t in tensors:
-            n, share = int(self._sizes_T[t]), int(self._share_T[t])
+            n, share = int(self._sizes_T[t]), int(share_T[t])
             of_tensor = size_N[self._ends_T[t] - n : self._ends_T[t]]
-            found = float(of_tensor.kthvalue(n - share + 1).values)
+            if share * _FEW < n:  # quicker for few
+                found = float(of_tensor.topk(share, sorted=False).values.min())
+            else:
+                found = float(of_tensor.kthvalue(n - share + 1).values)
             # Zeros do not travel, whatever the share.
             self._state.threshold_T[t] = max(found, _TINY)
         self._state.over_T[list(tensors)] = 0
-        self._spread()
+        self._spread(tensors)
 
     def _watch(self, size_N: Tensor, counts_T: _Array) -> None:
         """Raise the thresholds of tensors that have sent too much for too long."""
         state = self._state
-        state.over_T = np.where(counts_T > _MOST_OVER * self._share_T, state.over_T + 1, 0)
+        state.over_T = np.where(counts_T > _MOST_OVER * self._share(), state.over_T + 1, 0)
         if (late := np.flatnonzero(state.over_T >= _STEPS_OVER)).size:
             before_T = state.threshold_T.copy()
             self._choose(size_N, late.tolist())
             np.maximum(state.threshold_T, before_T, out=state.threshold_T)
-            self._spread()
+            self._spread(late.tolist())
 
-    def _spread(self) -> None:
-        """Lay out each large tensor's threshold over its elements."""
-        sizes = torch.from_numpy(self._sizes_T)
-        thresholds = torch.from_numpy(self._state.threshold_T)
-        self._threshold_N = thresholds.repeat_interleave(sizes)
+    def _spread(self, tensors: Sequence[int]) -> None:
+        """Lay out the threshold of each of some large tensors over its elements."""
+        for t in tensors:
+            begin = self._ends_T[t] - self._sizes_T[t]
+            self._threshold_N[begin : self._ends_T[t]] = float(self._state.threshold_T[t])
 
     def _rounded(self, values: Tensor) -> Tensor:
         if self._dtype == torch.float16:
@@ -209,7 +232,7 @@ class LargestGradients:
         to_R = [0 if other == rank else len(message) for other in range(size)]
         sent = message.repeat(size - 1)
         got = self._channel.exchange(sent, to_R, from_R, "dense").wait()
-        sum_N = torch.zeros_like(self._state.residual_N)
+        sum_N = self._scratch_N.zero_()
         begin = 0
         for other in range(size):
             data = message
@@ -260,17 +283,19 @@ class LargestGradients:
         size = self._channel.size
         if len(states_R) == size:
             mine = states_R[self._channel.rank]
+            residual_N = mine["residual_N"]
             self._state = _State(
-                torch.from_numpy(mine["residual_N"].copy()),
+                self._state.residual_N,
                 mine["threshold_T"].copy(),
                 mine["over_T"].copy(),
                 int(mine["steps"][0]),
             )
         else:
             total = np.sum([each["residual_N"] for each in states_R], axis=0, dtype=np.float64)
-            self._state.residual_N = torch.from_numpy((total / size).astype(np.float32))
+            residual_N = (total / size).astype(np.float32)
+        self._state.residual_N.copy_(torch.from_numpy(residual_N))
         self._before = self._state
-        self._spread()
+        self._spread(self._every)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
