@@ -1,0 +1,105 @@
+"""A run of several ranks whose compute is emulated by sleeping, so that one core can have many.
+
+    torchrun --standalone --nproc-per-node 4 -m bench.sync.apart -- --sync local-sgd --slow 5
+
+A rank sleeps for each event that it learns; the last rank `--slow` times as long, or not at all for
+some seconds (`--stop-s`). It prints one JSON line: events a second from the first step to the last,
+the AUC, and what each rank did.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.servers import BUILD
+from embertide.trainer.config import RunConfig
+from embertide.trainer.config.sync import parse_sync
+from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.model.learner import Learned, Learner
+from embertide.trainer.presets import news_model, news_rates
+from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.loop import Trainer
+from embertide.trainer.sync.ranks import Ranks
+
+_HOURS = 12
+_NEVER_S = 30 * 24 * 3600  # no version ends within the run, but the first and the last
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench.sync.apart", description=__doc__)
+    parser.add_argument("--sync", required=True)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--events", type=int, default=4096, help="of the stream, about")
+    parser.add_argument("--event-ms", type=float, default=12.0, help="that a rank takes for one")
+    parser.add_argument("--slow", type=float, default=1.0, help="times as long for the last rank")
+    parser.add_argument("--stop-s", type=float, default=0.0, help="the last rank stops once")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser
+
+
+class _Sleeper:
+    """Takes the steps of a learner, and sleeps as long as a rank would compute."""
+
+    def __init__(self, learner: Learner, event_s: float, stop_s: float) -> None:
+        self._take_step = learner.take_step
+        self._event_s, self._stop_s = event_s, stop_s
+        self.ends: list[tuple[float, int]] = []
+        self.began_s = 0.0
+        learner.take_step = self.take_step  # type: ignore[method-assign]
+
+    def take_step(self, batch: Any, *arguments: Any) -> Learned:
+        self.began_s = self.began_s or time.time()
+        events = 0 if batch.part is None else len(batch.part)
+        time.sleep(events * self._event_s)
+        if self._stop_s and len(self.ends) == 3:
+            time.sleep(self._stop_s)
+        learned = self._take_step(batch, *arguments)
+        self.ends.append((time.time(), events))
+        return learned
+
+
+def main() -> None:
+    """Train, and print what came of it."""
+    given = _parser().parse_args()
+    ranks = Ranks.join()
+    run = RunConfig(
+        model=news_model(),
+        optimizer=news_rates(),
+        batch_size=given.batch,
+        publish_every_s=_NEVER_S,
+        seed=given.seed,
+        sync=parse_sync(given.sync),
+    )
+    views = given.events // _HOURS
+    news = NewsConfig(hours=_HOURS, views_per_hour=views, users=2000, new_items_per_hour=20)
+    channel = ranks.channel("bench")
+    with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+        path = channel.gather(folder)[0]
+        trainer = Trainer(
+            run, Publication(Path(path)), ranks=ranks, program_cache=BUILD / "cache" / "dense"
+        )
+        last = ranks.rank == ranks.size - 1
+        event_s = given.event_ms / 1000 * (given.slow if last else 1.0)
+        sleeper = _Sleeper(trainer.learner, event_s, given.stop_s if last else 0.0)
+        trainer.fit(NewsSource(news))
+        figures = trainer.figures()
+        every = channel.gather([sleeper.began_s, sleeper.ends])
+        if ranks.first:
+            began_s = min(began for began, _ in every)
+            took_s = max(ends[-1][0] for _, ends in every if ends) - began_s
+            found = {
+                "events": trainer.state.events,
+                "events_per_s": trainer.state.events / took_s,
+                "auc": trainer.state.prequential.live_auc()[0],
+                "ends": [[[at - began_s, n] for at, n in ends] for _, ends in every],
+                "apart": figures["apart"],
+                "traffic": figures["traffic"],
+            }
+            print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
