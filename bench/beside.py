@@ -29,7 +29,7 @@ from embertide.server.adapters.process import Child, free_ports
 CLAIM = "C.4"
 _LEAST = 0.95
 _SHAPE = Shape(name="criteo", rows=200_000)
-_EVENTS = 60_000
+_EVENTS = 30_000
 _SECONDS = 2.5  # of a run of calls
 _READY_S = 120.0
 _CALLER = BUILD / "cpp" / "bench" / "front" / "front_load"
@@ -142,7 +142,7 @@ def _serving(tree: Path, kind: str, snapshot: Path, folder: Path) -> Iterator[st
         child.stop()
 
 
-def _in_turn(
+def in_turn(
     sides: tuple[Callable[[], Figures], Callable[[], Figures]], repetitions: int
 ) -> Iterator[report.Row]:
     """Measure ours and the earlier one, first once for nothing, and give a row a figure."""
@@ -174,7 +174,7 @@ def run(before: Path, repetitions: int) -> Iterator[report.Row]:
     trees = (ROOT, before.resolve())
     for measure in (_store, _training):
         ours, theirs = (functools.partial(measure, tree) for tree in trees)
-        yield from _in_turn((ours, theirs), repetitions)
+        yield from in_turn((ours, theirs), repetitions)
     build_target("front_load")
     snapshot = models.make(_SHAPE, BUILD).snapshot
     for kind in ("lookup", "ranking"):
@@ -187,7 +187,7 @@ def run(before: Path, repetitions: int) -> Iterator[report.Row]:
             for batch in (1, 64, 256):
                 served = _Served(kind, batch, folders[2])
                 ours, theirs = (functools.partial(served.figures, at) for at in addresses)
-                yield from _in_turn((ours, theirs), repetitions)
+                yield from in_turn((ours, theirs), repetitions)
 
 
 def main() -> None:

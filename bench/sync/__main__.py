@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench import parts, report
 from bench.servers import BenchError
-from bench.sync import dct, virtual, wire
+from bench.sync import dct, ranks, virtual, wire
 
 _CURVE_EVENTS = 30_000
 _COST_BATCH = 1024
@@ -20,8 +20,8 @@ def _dct(given: argparse.Namespace) -> Iterator[report.Row]:
         raise BenchError("give the news file, Criteo's ads, or both: NEWS=... CRITEO=...")
     events = {"news": given.events, "criteo": min(given.events, 60_000)}
     for name, path in named.items():
-        for ranks in given.ranks:
-            yield from dct.rows(name, path, ranks, events[name], given.seeds)
+        for count in given.ranks:
+            yield from dct.rows(name, path, count, events[name], given.seeds)
     name, path = list(named.items())[-1]
     yield from dct.cost(name, path, events[name], _COST_BATCH)
     yield from dct.curve(name, path, _CURVE_EVENTS, given.seeds)
@@ -48,6 +48,7 @@ if __name__ == "__main__":
             "Strategies of synchronisation",
             {
                 "dct": _dct,
+                "ranks": lambda given: ranks.rows(given.repetitions),
                 "wire": lambda given: wire.measure(given.repetitions),
                 "virtual": lambda given: virtual.measure(given.news),
             },

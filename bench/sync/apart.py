@@ -36,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--event-ms", type=float, default=12.0, help="that a rank takes for one")
     parser.add_argument("--slow", type=float, default=1.0, help="times as long for the last rank")
     parser.add_argument("--stop-s", type=float, default=0.0, help="the last rank stops once")
+    parser.add_argument("--after", type=int, default=3, help="batches, by then")
     parser.add_argument("--seed", type=int, default=1)
     return parser
 
@@ -43,18 +44,18 @@ def _parser() -> argparse.ArgumentParser:
 class _Sleeper:
     """Takes the steps of a learner, and sleeps as long as a rank would compute."""
 
-    def __init__(self, learner: Learner, event_s: float, stop_s: float) -> None:
+    def __init__(self, learner: Learner, event_s: float, stop_s: float, after: int) -> None:
         self._take_step = learner.take_step
-        self._event_s, self._stop_s = event_s, stop_s
+        self._event_s, self._stop_s, self._after = event_s, stop_s, after
         self.ends: list[tuple[float, int]] = []
         self.began_s = 0.0
-        learner.take_step = self.take_step  # type: ignore[method-assign]
+        learner.take_step = self.take_step  # type: ignore[method-assign, assignment]
 
     def take_step(self, batch: Any, *arguments: Any) -> Learned:
         self.began_s = self.began_s or time.time()
         events = 0 if batch.part is None else len(batch.part)
         time.sleep(events * self._event_s)
-        if self._stop_s and len(self.ends) == 3:
+        if self._stop_s and len(self.ends) == self._after:
             time.sleep(self._stop_s)
         learned = self._take_step(batch, *arguments)
         self.ends.append((time.time(), events))
@@ -83,7 +84,7 @@ def main() -> None:
         )
         last = ranks.rank == ranks.size - 1
         event_s = given.event_ms / 1000 * (given.slow if last else 1.0)
-        sleeper = _Sleeper(trainer.learner, event_s, given.stop_s if last else 0.0)
+        sleeper = _Sleeper(trainer.learner, event_s, given.stop_s if last else 0.0, given.after)
         trainer.fit(NewsSource(news))
         figures = trainer.figures()
         every = channel.gather([sleeper.began_s, sleeper.ends])

@@ -1,36 +1,106 @@
-"""Real ranks of which one is slower, or stops: events a second of all, and what staleness costs.
+"""Four real ranks: what one that is slower, or stops, costs the others; what stale rows cost.
 
 Compute is emulated by sleeping (bench/sync/apart.py), so that four ranks of two cores are four.
+All-reduce learns a batch of all ranks together, and the others one batch a rank, so an event takes
+a rank as long in all cases.
 """
 
+import itertools
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
 from bench.ranks.launching import launch
-from bench.report import Row, compare
+from bench.report import Row, compare, measure
+from bench.servers import BenchError
 
 _RANKS = 4
 _WIDE = "max_row_staleness=1000,max_batches_apart=1000"
-_PARTIAL = f"partial-all-reduce:{_WIDE}"
+_PARTIAL = f"partial_all_reduce:{_WIDE}"
+_STRATEGIES = {
+    "all-reduce": "all_reduce",
+    "partial all-reduce": _PARTIAL,
+    "LocalSGD": f"local_sgd:{_WIDE}",
+}
+_EVENT_MS = "4"
 _STOP_S = 10.0
+_STALENESS = (0, 1, 4, 16)
+_SEEDS = 3
 
 
-def _run(sync: str, *options: str) -> dict[str, Any]:
-    return launch("bench.sync.apart", _RANKS, ["--sync", sync, *options])
+def _run(sync: str, **options: object) -> dict[str, Any]:
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    words = [word.replace("_", "-") if word.startswith("--") else word for word in words]
+    return launch("bench.sync.apart", _RANKS, ["--sync", sync, *words])
 
 
-def measure(repetitions: int) -> Iterator[Row]:
-    """Yield what four ranks do together and apart."""
-    for case, slow, least in (("one rank five times slower", "5", 2.5), ("equal ranks", "1", 0.95)):
-        together = [_run("all-reduce", "--slow", slow) for _ in range(repetitions)]
-        for name, sync in (("partial all-reduce", _PARTIAL), ("LocalSGD", f"local-sgd:{_WIDE}")):
-            apart = [_run(sync, "--slow", slow) for _ in range(repetitions)]
+def _uneven(repetitions: int) -> Iterator[Row]:
+    for case, slow, least in (("one of four five times slower", 5, 2.5), ("four equal", 1, 0.95)):
+        rates: dict[str, list[float]] = {name: [] for name in _STRATEGIES}
+        for _ in range(repetitions):
+            for name, sync in _STRATEGIES.items():
+                found = _run(sync, slow=slow, event_ms=_EVENT_MS, events=1300)
+                rates[name].append(found["events_per_s"])
+        together = rates.pop("all-reduce")
+        for name, apart in rates.items():
             yield compare(
-                (case, name, "events/s"),
-                [each["events_per_s"] for each in apart],
-                [each["events_per_s"] for each in together],
+                (f"{case}, {name}", "rate", "events/s"),
+                apart,
+                together,
                 peer_name="all-reduce",
                 better="higher",
                 target=least if name == "partial all-reduce" else 0.0,
-                claim="D.3",
+                claim="D.3" if name == "partial all-reduce" else "",
             )
+
+
+def kept_rate(ends: list[list[tuple[float, int]]], stop_s: float) -> float:
+    """Return what part of their events a second all ranks but the last keep while that one stops.
+
+    Args:
+        ends: By rank, when each batch was learned, in s, and its events.
+        stop_s: For how long the last rank stopped.
+
+    Raises:
+        BenchError: The last rank did not stop, or the others had ended before.
+    """
+    *others, last = ends
+    pauses = [(b[0] - a[0], a[0]) for a, b in itertools.pairwise(last)]
+    longest, begin = max(pauses, default=(0.0, 0.0))
+    end = begin + stop_s
+    learned = sorted((at, n) for each in others for at, n in each)
+    if longest < stop_s or not learned or learned[-1][0] < end:
+        raise BenchError(f"the last rank paused for {longest:.1f} s, or the run ended meanwhile")
+    during = sum(n for at, n in learned if begin < at <= end) / stop_s
+    before = sum(n for at, n in learned if at <= begin) / begin
+    return during / before
+
+
+def _stopped(repetitions: int) -> Iterator[Row]:
+    kept = []
+    for _ in range(repetitions):
+        found = _run(_PARTIAL, stop_s=_STOP_S, event_ms=_EVENT_MS, events=6000, after=12)
+        kept.append(kept_rate(found["ends"], _STOP_S))
+    name = (f"one of four stops for {_STOP_S:.0f} s", "rate of the others", "of before")
+    yield measure(name, kept, better="higher", target=0.9, claim="D.6")
+
+
+def _stale() -> Iterator[Row]:
+    aucs: dict[int, list[float]] = {}
+    for staleness in _STALENESS:
+        sync = f"partial_all_reduce:max_row_staleness={staleness},max_batches_apart=1000"
+        aucs[staleness] = [
+            _run(sync, event_ms=0.5, events=4000, seed=seed)["auc"] for seed in range(_SEEDS)
+        ]
+    for staleness, found in aucs.items():
+        error = statistics.stdev(found) / len(found) ** 0.5
+        case = f"rows at most {staleness} steps stale, {_SEEDS} seeds"
+        yield measure((case, "AUC", "1"), found, better="higher", target=0)
+        yield measure((case, "its standard error", "1"), [error], better="lower", target=0)
+
+
+def rows(repetitions: int) -> Iterator[Row]:
+    """Yield what four ranks do together and apart."""
+    yield from _uneven(repetitions)
+    yield from _stopped(repetitions)
+    yield from _stale()

@@ -1,0 +1,25 @@
+"""What bench.sync.ranks makes of the times at which ranks learned."""
+
+import pytest
+
+from bench.servers import BenchError
+from bench.sync.ranks import kept_rate
+
+
+def test_others_that_go_on_keep_their_rate() -> None:
+    others = [(n / 10, 4) for n in range(1, 200)]
+    stops = [(0.5, 4), (1.0, 4), (11.1, 4)]
+    assert kept_rate([others, others, stops], 10.0) == pytest.approx(1.0)
+
+
+def test_others_that_wait_lose_it() -> None:
+    others = [*((n / 10, 4) for n in range(1, 11)), (11.2, 4)]
+    stops = [(1.0, 4), (11.1, 4)]
+    assert kept_rate([others, stops], 10.0) == 0
+
+
+@pytest.mark.parametrize("last", [[(1.0, 4), (2.0, 4)], [(1.0, 4), (30.0, 4)], []])
+def test_a_run_that_shows_nothing_is_an_error(last: list[tuple[float, int]]) -> None:
+    others = [(n / 10, 4) for n in range(1, 100)]
+    with pytest.raises(BenchError, match="paused"):
+        kept_rate([others, last], 10.0)
