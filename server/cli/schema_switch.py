@@ -216,7 +216,7 @@ class SchemaSwitch:
             )
             self._seen = newest
             return False
-        if self._options.guard is not None:
+        if self._options.guard:
             promoted = self._page().sum("embertide_promoted_version", model=self._name)
             if promoted < _number(newest):
                 self._say_once(f"{what}: it waits until version {_number(newest)} is promoted")
