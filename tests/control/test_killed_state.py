@@ -56,6 +56,8 @@ class Killing(RedisState):
         if kill and self._way == "before":
             self.kill()
         super().commit(term, writes)
+        if writes.plan is not None:
+            self.note_plan()
         if kill and self._way != "before":
             self.kill()
         if kill and self._way == "reply lost":
