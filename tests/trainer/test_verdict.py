@@ -34,6 +34,8 @@ from embertide.trainer.sync.supervisor import Supervisor
 MAY_PASS = {
     *("TrainerError", "BusError", "StorageError", "NoRoomError", "NoThreadError"),
     *("RankError", "RankLostError", "UnwrittenError"),
+    # Of an owner of rows; ranks start again from their checkpoint.
+    "LostGradientsError",
     *("NotFiniteError", "DamagedError"),  # of a batch; of an object, where another may be whole
     *("ProofError", "ServingError", "VersionNotHeldError"),  # of commands without ranks
 }

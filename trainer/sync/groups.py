@@ -15,14 +15,12 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from embertide.trainer.errors import TrainerError
-
 _LEAST_EPOCH = 25
 """Groups of an epoch: any window of 50 groups has a whole one."""
 _NODE_RANKS = 4  # of the static schedule
 
 
-class GroupError(TrainerError):
+class GroupError(RuntimeError):
     """A rank asks twice, or a group is done that does not run: a fault of a caller."""
 
 

@@ -23,14 +23,12 @@ skipping keeps them.
 from collections.abc import Iterable
 from typing import Generic, Literal, NamedTuple, TypeVar, cast
 
-from embertide.trainer.errors import TrainerError
-
 Payload = TypeVar("Payload")
 State = Literal["start", "gradient", "updates", "tokens"]
 _SKIPPED = object()
 
 
-class ProtocolError(TrainerError):
+class ProtocolError(RuntimeError):
     """A message or event that the protocol rules out: a fault of a caller or of another rank."""
 
 
