@@ -118,14 +118,14 @@ class Calls:
     def begin(self, rank: int, name: str, number: int, data: Tensor) -> Callable[[], Tensor]:
         """Call a rank; what is returned waits for the answer, and is to be called."""
         self._send(rank, _REQUEST, (self._names.index(name), number), data)
-        self._count(name, len(data))
+        self._count(name, messages=1, bytes_=len(data))
 
         def wait() -> Tensor:
             began = time.monotonic()
             (state, _), answer = self._receive(rank, _REPLY)
             if state == _FAILED:
                 raise self._ranks.lost(RuntimeError(f"rank {rank} has failed"))
-            self._count(name, 0, time.monotonic() - began)
+            self._count(name, waits_s=time.monotonic() - began)
             return answer
 
         return wait
@@ -148,15 +148,22 @@ class Calls:
                 work.wait()
         except RuntimeError as error:
             raise self._ranks.lost(error) from error
-        self._count(name, len(ranks) * values.nbytes, time.monotonic() - began)
+        self._count(
+            name,
+            messages=len(ranks),
+            bytes_=len(ranks) * values.nbytes,
+            waits_s=time.monotonic() - began,
+        )
         return found
 
     # --- messages ---------------------------------------------------------------------------------
 
-    def _count(self, name: str, bytes_: int, waits_s: float = 0.0) -> None:
+    def _count(
+        self, name: str, *, messages: int = 0, bytes_: int = 0, waits_s: float = 0.0
+    ) -> None:
         with self._counting:
             traffic = self.traffic.setdefault(name, Traffic())
-            traffic.messages += waits_s == 0.0
+            traffic.messages += messages
             traffic.bytes += bytes_
             traffic.waits_s += waits_s
 
@@ -192,7 +199,7 @@ class Calls:
                     return
                 answer = self._answers[kind](rank, number, data)
                 self._send(rank, _REPLY, (0, number), answer)
-                self._count(self._names[kind], len(answer))
+                self._count(self._names[kind], messages=1, bytes_=len(answer))
         except Exception as error:
             self._failed(error)
             with contextlib.suppress(Exception):
