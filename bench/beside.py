@@ -16,11 +16,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import grpc
+from typing import Literal
 
 from bench import models, parts, report
-from bench.front import questions
+from bench.front import questions, targets
 from bench.front.questions import Question
 from bench.servers import BUILD, ROOT, BenchError, build_target
 from bench.shapes import Shape
@@ -126,17 +125,12 @@ def _serving(tree: Path, kind: str, snapshot: Path, folder: Path) -> Iterator[st
     child = Child(command, log=folder / "serve.log")
     try:
         address = f"127.0.0.1:{port}"
-        with grpc.insecure_channel(address) as channel:
-            until = time.monotonic() + _READY_S
-            ask = next(questions.requests(kind, 1, 1, shape=_SHAPE, model="model"))
-            while True:
-                try:
-                    questions.answered(channel, questions.INFER, ask.SerializeToString())
-                    break
-                except BenchError as error:
-                    if time.monotonic() > until:
-                        raise BenchError(f"{tree} does not serve: {error}") from error
-                    time.sleep(0.2)
+        until = time.monotonic() + _READY_S
+        ask = next(questions.requests(kind, 1, 1, shape=_SHAPE, model="model"))
+        while not targets.heard(address, questions.INFER, ask.SerializeToString()):
+            if time.monotonic() > until:
+                raise BenchError(f"{tree} does not serve after {_READY_S:.0f} s")
+            time.sleep(0.2)
         yield address
     finally:
         child.stop()
@@ -155,13 +149,13 @@ def in_turn(
                     sys.stderr.write(f"{', '.join(name)}: {value:,.1f}\n")
     for name, ours in series[0].items():
         # Less time is better, and more of anything else.
-        better = "lower" if name[2] in ("s", "us") else "higher"
+        better: Literal["higher", "lower"] = "lower" if name[2] in ("s", "us") else "higher"
         yield report.compare(
             name,
             ours,
             series[1][name],
             peer_name="the earlier commit",
-            better="lower" if better == "lower" else "higher",
+            better=better,
             target=1 / _LEAST if better == "lower" else _LEAST,
             claim=CLAIM,
         )

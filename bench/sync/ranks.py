@@ -29,8 +29,9 @@ _SEEDS = 3
 
 
 def _run(sync: str, **options: object) -> dict[str, Any]:
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    words = [word.replace("_", "-") if word.startswith("--") else word for word in words]
+    words: list[str] = []
+    for name, value in options.items():
+        words += (f"--{name.replace('_', '-')}", str(value))
     return launch("bench.sync.apart", _RANKS, ["--sync", sync, *words])
 
 
