@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,6 @@ import numpy as np
 from killing import CACHE
 from numpy.typing import NDArray
 from rankjobs import NEWS, RUNS
-from rankpool import die
 
 from embertide.trainer.config import (
     AllReduce,
@@ -21,6 +22,7 @@ from embertide.trainer.config import (
 )
 from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.run.checkpoint.checkpoint import is_complete
 from embertide.trainer.run.loop import Trainer
 from embertide.trainer.sync.plan import FORMAT
 from embertide.trainer.sync.ranks import Ranks
@@ -61,9 +63,14 @@ def train_apart(
     by: str = "",
     slow_s: float = 0.0,
 ) -> dict[str, Any]:
-    """Train to the end; the last rank may be slow, or end itself after so many batches."""
+    """Train to the end; the last rank may be slow, stop after so many batches, or be killed.
+
+    It is killed by the first rank that begins a batch once a checkpoint holds events.
+    """
     run = (APART | TOGETHER)[name]
-    trainer = Trainer(run, Publication(Path(folder)), program_cache=CACHE, ranks=ranks)
+    publication = Publication(Path(folder))
+    *_, last_pid = ranks.channel("processes").gather(os.getpid())
+    trainer = Trainer(run, publication, program_cache=CACHE, ranks=ranks)
     began_at, began_events = trainer.state.number, trainer.state.events
     last = ranks.rank == ranks.size - 1
     left = batches
@@ -72,15 +79,16 @@ def train_apart(
     whole = trainer.learner.take_step
 
     def take_step(*arguments: Any) -> Any:
-        nonlocal left
+        nonlocal left, by
+        if by == "kill" and _newest_checkpoint(publication) > 1:
+            by = ""
+            os.kill(last_pid, signal.SIGKILL)
         found = whole(*arguments)
         learned.append(arguments[0].batch.event_B)
         times.append(arguments[0].batch.ts_ms_B)
         if last and slow_s:
             time.sleep(slow_s)
         left -= last
-        if left == 0 and last and by == "kill":
-            die()
         if left == 0 and last and by == "stop":
             trainer.stop()
         return found
@@ -100,6 +108,15 @@ def train_apart(
         "unsampled": trainer.unsampled,
         "net": {n: v.numpy().copy() for n, v in trainer.learner.net.state_dict().items()},
     } | trainer.figures()
+
+
+def _newest_checkpoint(publication: Publication) -> int:
+    """Return the number of the newest version that a run can go on from; the first has no events.
+
+    0: there is none.
+    """
+    whole = (each.number for each in publication.snapshots() if is_complete(publication, each))
+    return max(whole, default=0)
 
 
 def refused(ranks: Ranks, what: str, folder: str) -> None:
