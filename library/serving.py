@@ -114,6 +114,9 @@ def serve(
     folder: Path | str | None = None,
     triton: Path | str | None = None,
     front: Literal["own", "triton"] = "own",
+    front_tls: Path | str | None = None,
+    front_tokens: Path | str | None = None,
+    known_callers: bool = False,
     start_timeout_s: float = 3600.0,
     silent_s: float = DEFAULT_S,
 ) -> Served:
@@ -141,6 +144,12 @@ def serve(
             EMBERTIDE_TRITON names, or else that of the wheel.
         front: Who answers callers: "own" is embertide_server over Triton's core, "triton" is
             tritonserver's own front end.
+        front_tls: Folder of tls.crt, tls.key and ca.crt, read again when they change: callers are
+            spoken to by TLS, and show a certificate of ca.crt's authorities. As `front_tokens` and
+            `known_callers` with front "own" alone; give `client` what it needs, as tls= or token=.
+        front_tokens: File of lines ROLE[@MODEL][/NAME]:TOKEN, read again when it changes: callers
+            may show a token.
+        known_callers: Answer readers and operators alone, by certificate or token.
         start_timeout_s: That loading may take.
         silent_s: A server that is ready, and then answers nobody for so long, is ended and started
             again; 0: never. One that is loading or busy is left alone.
@@ -180,6 +189,9 @@ def serve(
                     log=directory / "node.log",
                     triton=None if triton is None else Path(triton),
                     front=front,
+                    tls=None if front_tls is None else Path(front_tls),
+                    tokens=None if front_tokens is None else Path(front_tokens),
+                    known_callers=known_callers,
                     host=host,
                     grpc_port=ports[0],
                     http_port=http_port,

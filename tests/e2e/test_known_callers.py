@@ -20,12 +20,16 @@ from serving import beside
 from tritonclient.grpc import service_pb2
 from waiting import wait_until
 
+import embertide
 from bench.authority import Authority
 from embertide._common.direct_http import open_url
 from embertide.client import AsyncClient, Client, RefusedError, Tls, UnavailableError
 from embertide.server.adapters import triton
 from embertide.server.adapters.tls import TlsFolder
 from embertide.server.cli.metrics_page import MetricsPage
+from embertide.trainer.commands.calling import settings_of
+from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.eval.served import ServedModel, ServingError
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 ROLES = ("reader", "operator", "node", "trainer", "control")
@@ -278,6 +282,54 @@ def test_clients_ask_by_tls_and_token(nodes: Nodes) -> None:
             client.lookup(MODEL, COLUMNS)
     with Client(address, timeout_s=2, tries=1) as client, pytest.raises(UnavailableError):
         client.lookup(MODEL, COLUMNS)
+
+
+def test_guard_and_replay_ask_as_their_tls_and_token_say(nodes: Nodes) -> None:
+    token = nodes.folder / "reader.token"
+    token.write_text(TOKENS["reader"] + "\n")
+    trusts = nodes.folder / "trusts"
+    trusts.mkdir()
+    (trusts / "ca.crt").write_bytes(nodes.ca.read_bytes())
+    own = nodes.authority.issue(nodes.folder / "guard", "reader/name/guard")
+    address = localhost(nodes.closed)
+    for tls, file, answered in (
+        (trusts, token, True),
+        (own, None, True),
+        (trusts, None, False),
+        (None, token, False),
+    ):
+        with ServedModel(address, MODEL, settings_of(tls, file)) as model:
+            assert model.ready() == answered, (tls, file)
+    with pytest.raises(ServingError, match=r"no-ca/ca\.crt: No such file"):
+        ServedModel(address, MODEL, settings_of(nodes.folder / "no-ca", None))
+    with pytest.raises(ServingError, match=r"would travel to nodes\.example:8001 in plain"):
+        ServedModel("nodes.example:8001", MODEL, settings_of(None, token))
+    token.unlink()
+    with (
+        ServedModel(address, MODEL, settings_of(trusts, token)) as model,
+        pytest.raises(ConfigurationError, match=r"--token-file .*reader\.token: No such file"),
+    ):
+        model.ready()
+
+
+def test_python_serves_known_callers(snapshot: tuple[Path, Any], tmp_path: Path) -> None:
+    Authority().issue(tmp_path / "server", "node")
+    (tmp_path / "tokens").write_text(f"reader:{TOKENS['reader']}\n")
+    tls = Tls(ca=tmp_path / "server" / "ca.crt")
+    with embertide.serve(
+        snapshot[0],
+        kind="lookup",
+        model=MODEL,
+        front_tls=tmp_path / "server",
+        front_tokens=tmp_path / "tokens",
+        known_callers=True,
+    ) as node:
+        with node.client(tls=tls, token=TOKENS["reader"], timeout_s=10) as client:
+            assert client.lookup(MODEL, COLUMNS).version == 41
+        with node.client(tls=tls, timeout_s=10) as client, pytest.raises(RefusedError):
+            client.lookup(MODEL, COLUMNS)
+    with pytest.raises(embertide.ProcessError, match="give --front-tokens, --front-tls or both"):
+        embertide.serve(snapshot[0], kind="lookup", model=MODEL, known_callers=True)
 
 
 def test_tokens_are_replaced_under_traffic(nodes: Nodes) -> None:

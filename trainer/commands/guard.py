@@ -12,6 +12,7 @@ import typer
 from embertide._common.commands import addresses
 from embertide._common.reporting import report_errors
 from embertide._common.terminal import print_json, say
+from embertide.trainer.commands.calling import TlsFolder, TokenFile, settings_of
 from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, open_input
 from embertide.trainer.commands.listening import METRICS_HOST, MetricsHost
 from embertide.trainer.errors import ConfigurationError
@@ -28,6 +29,8 @@ def command(
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="The model's name in Triton.")] = "news",
+    tls: TlsFolder = None,
+    token_file: TokenFile = None,
     bus: Annotated[
         str | None, typer.Option(help="Redis URL of the updates; nodes hear of decisions there.")
     ] = None,
@@ -110,8 +113,10 @@ def command(
         if not snapshots:
             raise ConfigurationError(f"{publication} holds no snapshot yet: start the trainer")
         name = read_manifest(folder.snapshot_path(snapshots[-1]))["model"]
+        calling = settings_of(tls, token_file)
         nodes = [
-            stack.enter_context(ServedModel(each, model)) for each in url or ["127.0.0.1:8001"]
+            stack.enter_context(ServedModel(each, model, calling))
+            for each in url or ["127.0.0.1:8001"]
         ]
         record = promotion_record(folder, bus=bus, model=name)
         stream = NewestEvents(source.batches(batch_size=256))

@@ -11,6 +11,7 @@ from embertide._common.commands import addresses
 from embertide._common.reporting import report_errors
 from embertide._common.terminal import print_json, say
 from embertide.trainer.commands import event_bar
+from embertide.trainer.commands.calling import TlsFolder, TokenFile, settings_of
 from embertide.trainer.commands.inputs import (
     Data,
     Demo,
@@ -36,6 +37,8 @@ def command(
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="The model's name in Triton.")] = "news",
+    tls: TlsFolder = None,
+    token_file: TokenFile = None,
     data: Data = None,
     config: Annotated[
         Path | None,
@@ -132,8 +135,9 @@ def command(
         mark = ScoredMark(bus, trained.name) if bus and trained else None
         with contextlib.ExitStack() as stack:
             urls = url or ["127.0.0.1:8001"]
-            nodes = [stack.enter_context(ServedModel(each, model)) for each in urls]
-            copy = stack.enter_context(ServedModel(urls[0], compare)) if compare else None
+            calling = settings_of(tls, token_file)
+            nodes = [stack.enter_context(ServedModel(each, model, calling)) for each in urls]
+            copy = stack.enter_context(ServedModel(urls[0], compare, calling)) if compare else None
             replay = Replay(
                 ServedNodes(nodes, shift_from=shift_from, shift_share=shift_share),
                 Records(output),

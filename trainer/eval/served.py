@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
 from embertide._common import kserve
+from embertide.client.settings import Settings
 from embertide.trainer.data.bags import jagged
 from embertide.trainer.data.base import Batch
 from embertide.trainer.errors import TrainerError
@@ -53,12 +54,21 @@ class ServedModel:
     Args:
         url: host:port of gRPC.
         model: Name in Triton.
+        calling: Its TLS and its token are those of each call; None: plain text, and no token.
+
+    Raises:
+        ServingError: A file of TLS cannot be read, or a token would travel in plain text.
     """
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str, model: str, calling: Settings | None = None) -> None:
         """Name the model; nothing is sent yet."""
         self.url, self.model = url, model
-        self._line = kserve.Line(url)
+        self._calling = calling or Settings()
+        try:
+            self._calling.check(url)
+            self._line = kserve.Line(url, self._calling.credentials())
+        except ValueError as error:
+            raise ServingError(str(error)) from error
 
     def __enter__(self) -> Self:
         """Return it."""
@@ -72,7 +82,8 @@ class ServedModel:
         """Return whether the model is loaded and its server answers."""
         try:
             request = service_pb2.ModelReadyRequest(name=self.model)
-            return bool(self._line.call("ModelReady", request, _TIMEOUT_S).ready)
+            metadata = self._calling.metadata()
+            return bool(self._line.call("ModelReady", request, _TIMEOUT_S, metadata).ready)
         except kserve.CallError:
             return False
 
@@ -94,7 +105,7 @@ class ServedModel:
         for failures in range(_TRIES):
             sent_ms, began = time.time_ns() // 1_000_000, time.perf_counter()
             try:
-                response = self._line.infer(request, _TIMEOUT_S)
+                response = self._line.infer(request, _TIMEOUT_S, self._calling.metadata())
             except kserve.CallError as error:
                 if error.status not in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
                     gone = version is not None and error.status == "NOT_FOUND"
