@@ -1,0 +1,430 @@
+"""A training step as tasks of ranks: what it takes by a profile, under a strategy.
+
+What each rank does (docs/design/0016-ranks.md) becomes tasks on its devices:
+
+    core     lookup, encode rows | pool | forward layers | backward layers, give | select | adam,
+             apply; with one core also what stands in the next two lines
+    asker    route the next batch's keys, from when the rows of this one are there
+    writer   publish
+    drive    rows that are not in memory
+    out, in  its link in each direction: keys, rows, gradients, sums
+
+An exchange is one task of each sender's link, and one of each receiver's, which begins to receive
+while senders send. Sums travel in groups of layers as the runtime groups them, those of the last
+layers first. Two steps are simulated, and the time from the end of the first to the end of the
+second is what a step takes.
+
+Which tasks there are depends on how many ranks there are alone. All else of a strategy changes
+what tasks take, and the timeline re-times what that touches.
+
+Shapes: T tables, R ranks, D kinds of demand.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embertide.trainer.config import Codecs
+from embertide.trainer.config.sync import DCT, AllReduce
+from embertide.trainer.placing.profile import Profile
+from embertide.trainer.placing.timeline import Task, Timeline
+from embertide.trainer.sync.plan import EVERYWHERE, Ownership
+
+Floats = NDArray[np.float64]
+Synchronous = AllReduce | DCT
+
+_STEPS = 2
+_KEY_BYTES, _LENGTH_BYTES = 8, 4
+_VALUE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
+_SCALE_BYTES = 4  # of a row as int8
+_PLACE_BYTES = 2  # of a gradient that DCT sends
+_TOGETHER_BYTES = 1 << 20  # of gradients that travel together, as in trainer.sync.dense
+_PARTS = ("core", "asker", "writer", "drive", "out", "in")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Strategy:
+    """How ranks share a step.
+
+    Attributes:
+        owners: Who owns which bucket, and how many ranks there are.
+        sync: How the dense net's gradients are added up.
+        codecs: What rows and their gradients travel in.
+    """
+
+    owners: Ownership
+    sync: Synchronous = dataclasses.field(default_factory=AllReduce)
+    codecs: Codecs = dataclasses.field(default_factory=Codecs)
+
+
+class Bound(NamedTuple):
+    """A part of what a step takes.
+
+    Attributes:
+        what: Work and rank, as "apply of rank 1".
+        seconds: Of the step.
+    """
+
+    what: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a step takes.
+
+    Attributes:
+        step_s: Seconds.
+        bounds: What the step is made of along its critical path, the longest first.
+        spans: Of its tasks: (device, name, begin_s, end_s), the step's begin at 0.
+        beyond: What of the strategy was not measured, a sentence each.
+    """
+
+    step_s: float
+    bounds: tuple[Bound, ...]
+    spans: tuple[tuple[str, str, float, float], ...]
+    beyond: tuple[str, ...]
+
+
+class StepModel:
+    """Steps of so many ranks. For one thread.
+
+    Attributes:
+        profile: What they cost.
+        ranks: How many there are.
+        evaluations: Strategies that were timed.
+        timeline: Of the strategy that was timed last.
+    """
+
+    def __init__(self, profile: Profile, ranks: int) -> None:
+        """Make the tasks, which take no time yet.
+
+        Raises:
+            ValueError: There is no rank.
+        """
+        if ranks < 1:
+            raise ValueError(f"ranks is {ranks}; give 1 or more")
+        self.profile = profile
+        self.ranks = ranks
+        self.evaluations = 0
+        self._part = profile.events / ranks
+        self._load_T = [np.array(table.load_P) / sum(table.load_P) for table in profile.tables]
+        self._distinct_T = np.array([t.distinct_keys(self._part) for t in profile.tables])
+        self._groups = _groups(profile)
+        self._tasks: list[Task] = []
+        # Numbers of the tasks of a kind, by rank and step: they all take the same.
+        self._numbers: dict[tuple[str, int], list[int]] = {}
+        for step in range(_STEPS):
+            self._add_step(step)
+        self._ends = [
+            [number for rank in range(ranks) for number in self._of("apply", rank, step)]
+            for step in range(_STEPS)
+        ]
+        self.timeline = Timeline(self._tasks)
+        self._seconds: dict[tuple[str, int], tuple[float, float]] = {}
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def _device(self, part: str, rank: int) -> int:
+        cores = self.profile.cores
+        if part == "writer" and cores == 2:
+            part = "asker"
+        if part in ("asker", "writer") and cores == 1:
+            part = "core"
+        return rank * len(_PARTS) + _PARTS.index(part)
+
+    def _add(self, kind: str, part: str, rank: int, after: Sequence[int] = ()) -> int:
+        number = len(self._tasks)
+        self._tasks.append(Task(kind, self._device(part, rank), 0.0, tuple(sorted({*after}))))
+        self._numbers.setdefault((kind, rank), []).append(number)
+        return number
+
+    def _of(self, kind: str, rank: int, step: int) -> list[int]:
+        """Return the task of a kind in a step, if it is there."""
+        return self._numbers.get((kind, rank), [])[step : step + 1]
+
+    def _exchange(self, kind: str, after_R: Sequence[Sequence[int]]) -> list[int]:
+        """Add an exchange between all ranks; return the task by which each has its part."""
+        if self.ranks == 1:
+            return [self._add(f"{kind} in", "in", 0, after_R[0])]
+        out_R = [self._add(f"{kind} out", "out", r, after) for r, after in enumerate(after_R)]
+        return [
+            self._add(f"{kind} in", "in", rank, [n for r, n in enumerate(out_R) if r != rank])
+            for rank in range(self.ranks)
+        ]
+
+    def _add_step(self, step: int) -> None:
+        every = range(self.ranks)
+        layers = range(len(self.profile.layers))
+
+        def chain(names: Sequence[str], rank: int, after: Sequence[int]) -> list[int]:
+            made: list[int] = []
+            for name in names:
+                made.append(self._add(name, "core", rank, made[-1:] or after))
+            return made
+
+        begin_R = [self._of("apply", rank, step - 1) if step else [] for rank in every]
+        asking_R = [
+            [self._add("route", "asker", r, self._of("pool", r, step - 1) if step else [])]
+            for r in every
+        ]
+        keys_R = self._exchange("keys", asking_R)
+        for rank in every:
+            self._add("publish", "writer", rank, begin_R[rank])
+        late_R = [self._add("late rows", "drive", r, [keys_R[r]]) for r in every]
+        looked_R = [
+            [self._add("lookup", "core", r, [late_R[r], keys_R[r], *begin_R[r]])] for r in every
+        ]
+        rows_R = self._exchange("rows", looked_R)
+        gradients_R: list[list[int]] = []
+        backward_R: list[list[int]] = []
+        names = [f"forward {n}" for n in layers]
+        for r in every:
+            forward = chain(["pool", *names], r, [rows_R[r], *looked_R[r]])
+            back: list[int] = []
+            for n in reversed(layers):
+                back.append(self._add(f"backward {n}", "core", r, back[-1:] or forward[-1:]))
+                if n == self.profile.rows_enter:
+                    back.append(self._add("give", "core", r, back[-1:]))
+                    gradients_R.append(back[-1:])
+            back.append(self._add("select", "core", r, back[-1:]))
+            backward_R.append(back)
+        given_R = self._exchange("gradients", gradients_R)
+        summed: list[int] = []
+        for g, first in enumerate(self._groups):
+            ready = (
+                [number for r in every for number in self._of(f"backward {first}", r, step)]
+                if g < len(self._groups) - 1
+                else [back[-1] for back in backward_R]
+            )
+            if self.ranks > 1:
+                summed += [self._add(f"sum {g}", "out", r, ready) for r in every]
+        for r in every:
+            adam = self._add("adam", "core", r, [*summed, backward_R[r][-1]])
+            self._add("apply", "core", r, [adam, given_R[r]])
+
+    # --- what they take ---------------------------------------------------------------------------
+
+    def shares(self, owners: Ownership) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return each rank's share of a table's keys, [T, R], and which tables are everywhere."""
+        share_TR = np.zeros((len(self._load_T), self.ranks))
+        everywhere_T = np.zeros(len(self._load_T), bool)
+        for t, (owner_P, load_P) in enumerate(zip(owners.owners_T, self._load_T, strict=True)):
+            if owner_P[0] == EVERYWHERE:
+                everywhere_T[t] = True
+            else:
+                share_TR[t] = np.bincount(owner_P, load_P, self.ranks)
+        return share_TR, everywhere_T
+
+    def memory_bytes(self, owners: Ownership) -> Floats:
+        """Return what rows take on each rank, [R]."""
+        memory_R = np.zeros(self.ranks)
+        for table, owner_P in zip(self.profile.tables, owners.owners_T, strict=True):
+            size = table.rows * table.row_bytes
+            if owner_P[0] == EVERYWHERE:
+                memory_R += size
+            else:
+                memory_R += size * np.bincount(owner_P, minlength=self.ranks) / len(owner_P)
+        return memory_R
+
+    def _costs(self, strategy: Strategy) -> dict[tuple[str, int], tuple[float, float]]:
+        """Return (seconds, lead) of each kind of task of each rank."""
+        profile, work, others = self.profile, self.profile.work, self.ranks - 1
+        share_TR, everywhere_T = self.shares(strategy.owners)
+        asked_T = np.where(everywhere_T, 0.0, self._distinct_T)
+        everywhere = np.where(everywhere_T, self._distinct_T, 0.0)
+        rows, gradients = strategy.codecs.rows, strategy.codecs.gradients
+        row_T = np.array([_wire_bytes(rows, t.row_floats) for t in profile.tables])
+        row_floats_T = np.array([t.row_floats for t in profile.tables])
+        gradient_T = np.array([_wire_bytes(gradients, t.gradient_floats) for t in profile.tables])
+        gradient_floats_T = np.array([t.gradient_floats for t in profile.tables])
+        late_T = np.array([t.late for t in profile.tables])
+        # Of what one part asks, by owner: keys, bytes of rows, their numbers, bytes of gradients,
+        # their numbers, late rows.
+        kinds_TD = np.stack(
+            [np.ones(len(row_T)), row_T, row_floats_T, gradient_T, gradient_floats_T, late_T],
+            axis=1,
+        )
+        own_RD = (asked_T[:, None] * share_TR).T @ kinds_TD
+        rest_RD = (asked_T[:, None] * np.maximum(1 - share_TR, 0)).T @ kinds_TD
+        copied_D = everywhere @ kinds_TD
+        keys = self._part * sum(table.keys for table in profile.tables)
+        costs: dict[tuple[str, int], tuple[float, float]] = {}
+        layer = list(enumerate(profile.layers))
+        parameters = sum(each.parameters for each in profile.layers)
+        is_dct = isinstance(strategy.sync, DCT) and strategy.sync.density < 1
+        sums = self._sum_bytes(strategy.sync)
+        for r in range(self.ranks):
+            at = profile.rank(r)
+            pace = at.pace
+            own_D, rest_D = own_RD[r], rest_RD[r]
+            row_codec = work.codec_s.get(rows, 0.0)
+            gradient_codec = work.codec_s.get(gradients, 0.0)
+
+            def core(kind: str, seconds: float, rank: int = r, pace: float = pace) -> None:
+                costs[kind, rank] = (seconds * pace, 0.0)
+
+            def link(
+                kind: str,
+                sent: float,
+                got: float,
+                rank: int = r,
+                bytes_per_s: float = at.bytes_per_s,
+                latency_s: float = at.latency_s,
+            ) -> None:
+                took = got / bytes_per_s
+                costs[f"{kind} out", rank] = (sent / bytes_per_s + latency_s * bool(others), 0.0)
+                costs[f"{kind} in", rank] = (took, took)
+
+            core("route", keys * work.route_s)
+            core("publish", work.publish_s)
+            costs["late rows", r] = (
+                work.late_s * (own_D[5] * self.ranks + copied_D[5]) if work.late_s else 0.0,
+                0.0,
+            )
+            looked = own_D[0] * self.ranks + copied_D[0]
+            core("lookup", work.step_s + looked * work.lookup_s + own_D[2] * others * row_codec)
+            core("pool", keys * work.pool_s + rest_D[2] * row_codec)
+            for n, each in layer:
+                core(f"forward {n}", self._part * each.forward_s)
+                core(f"backward {n}", self._part * each.backward_s)
+            sent_floats = rest_D[4] + copied_D[4] * bool(others)
+            core("give", keys * work.give_s + sent_floats * gradient_codec)
+            core("select", parameters * work.select_s * self.ranks if is_dct and others else 0.0)
+            core("adam", parameters * work.adam_s)
+            got_floats = (own_D[4] + copied_D[4]) * others
+            updates = (own_D[0] + copied_D[0]) * self.ranks
+            core("apply", updates * work.update_s + got_floats * gradient_codec)
+            lengths = _LENGTH_BYTES * len(profile.tables) * others
+            link(
+                "keys",
+                lengths + _KEY_BYTES * (rest_D[0] + copied_D[0] * others),
+                lengths + _KEY_BYTES * (own_D[0] + copied_D[0]) * others,
+            )
+            link("rows", own_D[1] * others, rest_D[1])
+            link("gradients", rest_D[3] + copied_D[3] * others, (own_D[3] + copied_D[3]) * others)
+            if not others:
+                continue
+            turns = others if is_dct else 2 * others
+            for g, size in enumerate(sums):
+                rate = at.bytes_per_s if is_dct else at.sum_bytes_per_s
+                costs[f"sum {g}", r] = (size / rate + turns * at.latency_s * bool(size), 0.0)
+        return costs
+
+    def _sum_bytes(self, sync: Synchronous) -> list[float]:
+        """Return what a rank sends for the sum of each group."""
+        layers, others = self.profile.layers, self.ranks - 1
+        if isinstance(sync, DCT) and sync.density < 1:
+            parameters = sum(each.parameters for each in layers)
+            entry = _VALUE_BYTES[sync.values] + _PLACE_BYTES
+            return [0.0] * (len(self._groups) - 1) + [sync.density * parameters * entry * others]
+        value = _VALUE_BYTES[sync.values]
+        ends = [len(layers), *self._groups]
+        sizes = [
+            float(sum(each.parameters for each in layers[low:high]))
+            for high, low in itertools.pairwise(ends)
+        ]
+        # At the least, what is added up beside: scores of all events.
+        sizes[-1] += self.profile.events * 4 / value
+        return [value * 2 * others / self.ranks * size for size in sizes]
+
+    # --- evaluation -------------------------------------------------------------------------------
+
+    def step_s(self, strategy: Strategy) -> float:
+        """Return what a step takes, and leave the timeline at that.
+
+        Raises:
+            ValueError: The strategy is for another number of ranks.
+        """
+        if strategy.owners.ranks != self.ranks:
+            raise ValueError(f"a strategy of {strategy.owners.ranks} ranks, not {self.ranks}")
+        costs = self._costs(strategy)
+        changes: dict[int, tuple[float, float]] = {}
+        for at, took in costs.items():
+            if self._seconds.get(at) != took:
+                changes.update(dict.fromkeys(self._numbers.get(at, ()), took))
+        self._seconds = costs
+        self.evaluations += 1
+        self.timeline.retime(changes)
+        return self._length()
+
+    def _length(self) -> float:
+        first, second = (self.timeline.end_s(numbers) for numbers in self._ends)
+        return second - first
+
+    def predict(self, strategy: Strategy) -> Prediction:
+        """Return what a step takes, of what it is made, and what of it was not measured."""
+        step_s = self.step_s(strategy)
+        begin_s = self.timeline.end_s(self._ends[0])
+        spans = self.timeline.spans()
+        last = max(self._ends[1], key=lambda number: spans[number].end_s)
+        parts: dict[str, float] = {}
+        counted_s = begin_s
+        for number in self.timeline.critical_path(last):
+            span, task = spans[number], self._tasks[number]
+            # Receiving overlaps with sending, which is what it is counted as.
+            took = span.end_s - max(span.begin_s, counted_s)
+            counted_s = max(span.end_s, counted_s)
+            if took > 0:
+                rank = task.device // len(_PARTS)
+                name = f"{_plain(task.name)} of rank {rank}"
+                parts[name] = parts.get(name, 0.0) + took
+        bounds = sorted((Bound(*each) for each in parts.items()), key=lambda each: -each.seconds)
+        shown = tuple(
+            (
+                self._device_name(task.device),
+                task.name,
+                span.begin_s - begin_s,
+                span.end_s - begin_s,
+            )
+            for task, span in zip(self._tasks, spans, strict=True)
+            if span.end_s > begin_s and span.end_s > span.begin_s
+        )
+        codecs = (strategy.codecs.rows, strategy.codecs.gradients)
+        selects = isinstance(strategy.sync, DCT) and self.ranks > 1
+        beyond = self.profile.beyond(self.ranks, codecs, selects=selects)
+        return Prediction(step_s, tuple(bounds), shown, tuple(beyond))
+
+    def _device_name(self, device: int) -> str:
+        rank, part = divmod(device, len(_PARTS))
+        return f"rank {rank} {_PARTS[part]}"
+
+
+def _plain(name: str) -> str:
+    """Return a kind of task without the number of its layer or group."""
+    words = name.split()
+    return words[0] if words[0] in ("forward", "backward", "sum") else name
+
+
+def _groups(profile: Profile) -> list[int]:
+    """Return the first layer of each group whose gradients travel together, the last group first.
+
+    As trainer.sync.dense makes them: from the last layer on until there is a MiB; what is left, if
+    nothing, goes with what is added up beside.
+    """
+    firsts: list[int] = []
+    size = 0
+    for n in range(len(profile.layers) - 1, -1, -1):
+        size += 4 * profile.layers[n].parameters
+        if size >= _TOGETHER_BYTES:
+            firsts.append(n)
+            size = 0
+    return [*firsts, 0]
+
+
+def _wire_bytes(codec: str, floats: int) -> float:
+    return floats * _VALUE_BYTES[codec] + (_SCALE_BYTES if codec == "int8" else 0)
+
+
+def fits(model: StepModel, owners: Ownership) -> bool:
+    """Whether the rows that each rank owns fit its memory."""
+    return bool(model.memory_bytes(owners).max() <= model.profile.budget_bytes)
+
+
+def models(profile: Profile, ranks: Sequence[int]) -> Mapping[int, StepModel]:
+    """Return models of steps by how many ranks there are."""
+    return {count: StepModel(profile, count) for count in ranks}
