@@ -16,6 +16,7 @@ from rankjobs import NEWS, RUNS
 from embertide.trainer.config import (
     AllReduce,
     CountersConfig,
+    Hop,
     LocalSGD,
     ModelConfig,
     PartialAllReduce,
@@ -50,6 +51,11 @@ _FREE = LocalSGD(every=1000, max_row_staleness=1000, max_batches_apart=1000)
 APART["free"] = dataclasses.replace(APART["news"], batch_size=4, publish_every_s=7200, sync=_FREE)
 _MEETING = PartialAllReduce(group_size=2, max_row_staleness=1000, max_batches_apart=1000)
 APART["meeting"] = dataclasses.replace(APART["free"], sync=_MEETING)
+_HOP = Hop(max_row_staleness=1000, max_batches_apart=1000)
+APART["hop"] = dataclasses.replace(APART["free"], sync=_HOP)
+_SKIPPING = dataclasses.replace(_HOP, backup=1, max_jump=4)
+APART["hop that skips"] = dataclasses.replace(APART["free"], sync=_SKIPPING)
+APART["hop, versions"] = dataclasses.replace(APART["news"], sync=_HOP)
 TOGETHER = {
     f"{name}, together": dataclasses.replace(run, sync=AllReduce()) for name, run in APART.items()
 }

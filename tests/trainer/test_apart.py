@@ -12,7 +12,6 @@ from rankjobs import RUNS, train
 from rankpool import RankFailedError, RankPool, rank_pool
 
 from embertide.trainer.config import (
-    Hop,
     LabelJoin,
     OptimizerConfig,
     PartialAllReduce,
@@ -37,7 +36,7 @@ def learned(found: list[Any]) -> list[int]:
     return sorted(event for each in found for batch in each["learned"] for event in batch.tolist())
 
 
-@pytest.mark.parametrize("name", ["news", "meeting"])
+@pytest.mark.parametrize("name", ["news", "meeting", "hop"])
 def test_ranks_apart_learn_every_event_once_and_end_as_one(
     pool: RankPool, tmp_path: Path, name: str
 ) -> None:
@@ -47,8 +46,8 @@ def test_ranks_apart_learn_every_event_once_and_end_as_one(
     assert first["events"] == EVENTS
     for other in found[1:]:
         assert other["version"] == first["version"]
-        for name, value in first["net"].items():
-            np.testing.assert_array_equal(other["net"][name], value, err_msg=name)
+        for part, value in first["net"].items():
+            np.testing.assert_array_equal(other["net"][part], value, err_msg=part)
     rows = first["apart"]["rows"]
     assert rows["repeated"] == 0
     assert sum(rows["staleness"].values()) == rows["applied"]
@@ -56,6 +55,12 @@ def test_ranks_apart_learn_every_event_once_and_end_as_one(
     if name == "meeting":
         assert first["apart"]["meetings"]["groups"]["2"] > 10
         assert first["traffic"]["models"]["bytes"] > 0
+    if name == "hop":
+        assert first["apart"]["neighbours"]["iterations"] == sum(
+            len(each["learned"]) for each in found
+        )
+        assert sum(first["apart"]["neighbours"]["gaps"].values()) > 10
+        assert first["traffic"]["net"]["bytes"] > 0
 
 
 def test_versions_are_numbered_and_timed_as_those_of_ranks_that_step_together(
@@ -70,7 +75,7 @@ def test_versions_are_numbered_and_timed_as_those_of_ranks_that_step_together(
         assert mine.watermark_ms == its.watermark_ms
 
 
-@pytest.mark.parametrize("name", ["free", "meeting"])
+@pytest.mark.parametrize("name", ["free", "meeting", "hop that skips"])
 def test_a_slow_rank_takes_fewer_batches_and_none_is_split(
     pool: RankPool, tmp_path: Path, name: str
 ) -> None:
@@ -95,17 +100,18 @@ def test_what_the_first_rank_counts_is_what_ranks_together_count(
     assert apart[0]["store"]["rows"] == together[0]["store"]["rows"]
 
 
+@pytest.mark.parametrize("name", ["news", "hop, versions"])
 def test_a_killed_rank_ends_all_and_a_new_start_learns_each_event_once(
-    pool: RankPool, tmp_path: Path
+    pool: RankPool, tmp_path: Path, name: str
 ) -> None:
-    whole = pool.run(2, train_apart, "news", str(tmp_path / "whole"))
+    whole = pool.run(2, train_apart, name, str(tmp_path / "whole"))
     folder = str(tmp_path / "killed")
-    first, lost = pool.results(2, train_apart, "news", folder, 0, "kill")
+    first, lost = pool.results(2, train_apart, name, folder, 0, "kill")
     assert lost is None
     assert isinstance(first, RankFailedError)
     # Whichever thread is the first to miss it; one that writes a checkpoint says so, too.
     assert "rank 1 is gone without a word" in first.text
-    found = pool.run(2, train_apart, "news", folder)
+    found = pool.run(2, train_apart, name, folder)
     begun_at = found[0]["began_events"]
     assert 0 < begun_at < EVENTS
     # What the checkpoint has, and nothing else, is not learned again.
@@ -129,7 +135,6 @@ def test_a_rank_that_is_told_to_stop_stops_all_with_a_checkpoint(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"sync": Hop()}, "is not there yet"),
         ({"sync": PartialAllReduce(schedule="static")}, "ranks that are at the same step"),
         ({"prune": PruneConfig(bytes=40_000)}, "prune, for all ranks make a pass"),
         ({"labels": LabelJoin(wait_s=60)}, "labels, for impressions are scored"),

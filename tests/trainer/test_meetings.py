@@ -2,28 +2,11 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any
+
+from threaded import in_threads
 
 from embertide.trainer.sync.groups import GroupGenerator
 from embertide.trainer.sync.meetings import Meetings
-
-
-def in_threads(ranks: int, does: Callable[[int], Any]) -> None:
-    errors = list[BaseException]()
-
-    def run(rank: int) -> None:
-        try:
-            does(rank)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
-        assert not each.is_alive()
-    assert not errors
 
 
 def meet(meetings: Meetings, me: int, times: int, met: Callable[[], None] = lambda: None) -> None:

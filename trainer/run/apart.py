@@ -21,7 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from embertide.trainer.config import AsynchronousSync, LocalSGD, PartialAllReduce, RunConfig
+from embertide.trainer.config import (
+    AsynchronousSync,
+    Hop,
+    LocalSGD,
+    PartialAllReduce,
+    RunConfig,
+)
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.model.learner import Learner, NotFiniteError
 from embertide.trainer.publish.threads import Workers
@@ -40,10 +46,11 @@ from embertide.trainer.sync.calls import empty
 from embertide.trainer.sync.channel import Channel
 from embertide.trainer.sync.groups import GroupGenerator
 from embertide.trainer.sync.meetings import Meetings
+from embertide.trainer.sync.neighbours import Neighbours
 from embertide.trainer.sync.ranks import TIMEOUT_S, Ranks
 from embertide.trainer.sync.replicas import Replicas
 
-_NEXT, _MEET, _MET = "next", "meet", "met"
+_NEXT, _MEET, _MET, _REPORT, _ROUND = "next", "meet", "met", "report", "round"
 _END = "end"
 _STILL_S, _STILL_STEPS = 0.5, 4
 """A rank stands still that takes longer for a batch than this, and than so many usual ones."""
@@ -56,8 +63,6 @@ def check_supported(run: RunConfig) -> None:
         ConfigurationError: The message names it, and why.
     """
     sync = run.sync
-    if not isinstance(sync, LocalSGD | PartialAllReduce):
-        raise _refused(run, "is not there yet", "PartialAllReduce()")
     if isinstance(sync, PartialAllReduce) and sync.schedule == "static":
         raise ConfigurationError(
             "sync=PartialAllReduce(schedule='static') is for ranks that are at the same step, and"
@@ -123,6 +128,8 @@ class Apart:
 
     Attributes:
         hand_out: Of the first rank; None on the others.
+        meetings: Of the first rank, with `PartialAllReduce`.
+        neighbours: With `Hop`.
         replicas: Of the net.
     """
 
@@ -157,6 +164,11 @@ class Apart:
                 seed=run.seed,
             )
             self.meetings = Meetings(generator, self._stands_still)
+        self.neighbours: Neighbours | None = None
+        if isinstance(run.sync, Hop):
+            self.neighbours = Neighbours(
+                run.sync, ranks.size, self._calls, self.replicas, self._round_now
+            )
         self._workers = Workers("learner")
         self._failure: Exception | None = None
         self._since_average = 0  # batches that were handed out
@@ -172,7 +184,11 @@ class Apart:
             _NEXT: self._answer_next,
             _MEET: self._answer_meet,
             _MET: self._answer_met,
+            _REPORT: self._answer_report,
+            _ROUND: self._answer_round,
         }
+        if self.neighbours is not None:
+            answers |= self.neighbours.answers()
         self._calls.serve(answers, self._fail)
         learning = self._workers.submit(self._learn_here, here=False) if self.hand_out else None
         try:
@@ -207,6 +223,9 @@ class Apart:
         assert self.hand_out is not None
         if self.meetings is not None:
             self.meetings.release()
+        self.hand_out.end_round()
+        if self.neighbours is not None:
+            self.neighbours.go_to(self.hand_out.round)
         self.hand_out.wait_for_here()
 
     def command(self, name: str, value: Any, data: bytes = b"") -> None:
@@ -230,18 +249,23 @@ class Apart:
                 if task is None:
                     continue
                 report = self.do(task)
-                if self.meetings is None:
-                    hand_out.report(report)
-                    continue
-                self.meetings.ask(0)
+                if self.meetings is not None:
+                    self.meetings.ask(0)
                 hand_out.report(report)
-                while (group := self.meetings.wait(0)) is not None:
-                    self.replicas.average_with(group.members)
-                    self.meetings.done(0, group.number)
-                    if 0 in group.serves:
-                        break
+                if self.meetings is not None:
+                    self._meet_here(self.meetings)
+                elif self.neighbours is not None and task.learn is not None:
+                    self.neighbours.end()
         except Exception as error:
             self._fail(error)
+
+    def _meet_here(self, meetings: Meetings) -> None:
+        """Meet groups until one serves the first rank."""
+        while (group := meetings.wait(0)) is not None:
+            self.replicas.average_with(group.members)
+            meetings.done(0, group.number)
+            if 0 in group.serves:
+                return
 
     def _answer_next(self, rank: int, number: int, data: torch.Tensor) -> torch.Tensor:
         del number
@@ -267,6 +291,17 @@ class Apart:
         assert self.meetings is not None
         self.meetings.done(rank, number)
         return data
+
+    def _answer_report(self, rank: int, number: int, data: torch.Tensor) -> torch.Tensor:
+        del rank, number
+        assert self.hand_out is not None
+        self.hand_out.report(unpacked_report(data))
+        return empty()
+
+    def _answer_round(self, rank: int, number: int, data: torch.Tensor) -> torch.Tensor:
+        del rank, number, data
+        assert self.hand_out is not None
+        return torch.tensor([self.hand_out.round]).view(torch.uint8)
 
     def _stands_still(self, rank: int) -> bool:
         assert self.hand_out is not None
@@ -297,6 +332,10 @@ class Apart:
                 if self._meets:
                     self._meet(report)
                     report = empty()
+                elif self.neighbours is not None and task.learn is not None:
+                    self._calls.call(0, _REPORT, 0, report)
+                    report = empty()
+                    self.neighbours.end()
             elif task is not None and task.name == _END:
                 return
             elif task is not None:
@@ -316,6 +355,12 @@ class Apart:
 
     # --- on all -----------------------------------------------------------------------------------
 
+    def _round_now(self) -> int:
+        """Return the round of the hand-out."""
+        if self.hand_out is not None:
+            return self.hand_out.round
+        return int(self._calls.call(0, _ROUND, 0, empty()).view(torch.int64))
+
     def do(self, job: Job) -> Report:
         """Score and learn the events of a batch."""
         rank, none = self._ranks.rank, np.empty(0, np.float32)
@@ -323,6 +368,8 @@ class Apart:
         scored = none if job.score is None else self._learner.score(job.score)
         if job.learn is None:
             return Report(job.number, rank, none, scored)
+        if self.neighbours is not None:
+            self.neighbours.begin(job.round)
         try:
             learned = self._learner.take_step(self._learner.prepare(job.learn))
         except NotFiniteError as error:
@@ -338,11 +385,15 @@ class Apart:
             self.hand_out.fail(error)
         if self.meetings is not None:
             self.meetings.fail(error)
+        if self.neighbours is not None:
+            self.neighbours.fail(error)
 
     def figures(self) -> dict[str, Any]:
         """Return counters of this rank."""
-        rows = self._served.server.stats.as_json()
+        found: dict[str, Any] = {"rows": self._served.server.stats.as_json()}
+        if self.neighbours is not None:
+            found["neighbours"] = self.neighbours.as_json()
         if self.hand_out is None:
-            return {"rows": rows}
+            return found
         meetings = {} if self.meetings is None else self.meetings.as_json()
-        return {"rows": rows, "hand_out": self.hand_out.stats.as_json(), "meetings": meetings}
+        return found | {"hand_out": self.hand_out.stats.as_json(), "meetings": meetings}

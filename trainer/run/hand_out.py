@@ -34,7 +34,8 @@ STILL_S = 1.0
 """How long a rank that asks waits for something to do before it is told that there is nothing."""
 
 _NOTHING, _JOB, _COMMAND = range(3)
-_HEAD = struct.Struct("<BQ")
+_HEAD = struct.Struct("<BQ")  # what follows, and a number
+_SIZES = struct.Struct("<QQ")  # round, bytes of what is learned
 
 Floats = NDArray[np.float32]
 
@@ -47,11 +48,13 @@ class Job:
         number: Of the job, from 0 on.
         learn: Events that are learned; None: none are.
         score: Events that are scored alone.
+        round: Counts the times before it that no job was under way (`HandOut.end_round`).
     """
 
     number: int
     learn: Batch | None
     score: Batch | None
+    round: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -109,6 +112,10 @@ class HandOut:
         max_apart: Jobs from the oldest that is not reported to the newest that is handed out.
         timeout_s: How long a job may take.
         lost: Says which rank is gone.
+
+    Attributes:
+        stats: Counters.
+        round: Of the jobs that are put now.
     """
 
     def __init__(
@@ -122,6 +129,7 @@ class HandOut:
     ) -> None:
         """Begin with no jobs."""
         self.stats = HandOutStats(ranks)
+        self.round = 0
         self._max_out, self._max_apart, self._timeout_s = max_out, max_apart, timeout_s
         self._lost = lost
         self._changed = threading.Condition()
@@ -146,7 +154,7 @@ class HandOut:
         Raises:
             RankLostError: A rank is gone.
         """
-        job = Job(self._next, learn, score)
+        job = Job(self._next, learn, score, self.round)
 
         def has_room() -> bool:
             fits = self._bytes == 0 or self._bytes + job.nbytes <= _MAX_BYTES
@@ -184,6 +192,11 @@ class HandOut:
                 self._taken += 1
                 self._changed.notify_all()
             yield report
+
+    def end_round(self) -> None:
+        """Begin another round; all reports of the jobs before are taken."""
+        assert self._taken == self._next
+        self.round += 1
 
     def wait_for_here(self) -> None:
         """Return once the first rank's learning thread has nothing to do.
@@ -329,7 +342,8 @@ def packed_task(task: Task | None) -> Tensor:
         return _bytes(_HEAD.pack(_COMMAND, len(words)) + words + task.data)
     learn = b"" if task.learn is None else packed(task.learn)
     score = b"" if task.score is None else packed(task.score)
-    return _bytes(_HEAD.pack(_JOB, task.number) + struct.pack("<Q", len(learn)) + learn + score)
+    sizes = _SIZES.pack(task.round, len(learn))
+    return _bytes(_HEAD.pack(_JOB, task.number) + sizes + learn + score)
 
 
 def unpacked_task(data: Tensor) -> Task | None:
@@ -342,9 +356,15 @@ def unpacked_task(data: Tensor) -> Task | None:
     if kind == _COMMAND:
         name, value = json.loads(bytes(rest[:number]))
         return Command(name, value, bytes(rest[number:]))
-    (size,) = struct.unpack_from("<Q", rest)
-    learn, score = bytes(rest[8 : 8 + size]), bytes(rest[8 + size :])
-    return Job(number, unpacked(learn) if learn else None, unpacked(score) if score else None)
+    round_, size = _SIZES.unpack_from(rest)
+    end = _SIZES.size + size
+    learn, score = bytes(rest[_SIZES.size : end]), bytes(rest[end:])
+    return Job(
+        number,
+        unpacked(learn) if learn else None,
+        unpacked(score) if score else None,
+        round_,
+    )
 
 
 def packed_report(report: Report) -> Tensor:

@@ -79,6 +79,29 @@ class Replicas:
             mean += found[rank]
         _put(self._parameters, mean / len(ranks))
 
+    def net(self) -> Tensor:
+        """Return a copy of this rank's net, fp32, flat."""
+        return _flat(self._parameters)
+
+    def mix(
+        self, own: float, parts: Sequence[tuple[float, Tensor]], begun: Tensor | None = None
+    ) -> None:
+        """Make this rank's net the weighted mean of itself and others'.
+
+        Args:
+            own: Its weight.
+            parts: Weights and nets of others, as of `net`.
+            begun: The net before a step that stays whole: the mean is of this one, and the step
+                follows it. None: no step does.
+        """
+        now = _flat(self._parameters)
+        mean = (now if begun is None else begun) * own
+        for weight, net in parts:
+            mean += weight * net
+        if begun is not None:
+            mean += now - begun
+        _put(self._parameters, mean)
+
     def _tensors(self, optimizers: bool) -> list[Tensor]:
         tensors: list[Tensor] = list(self._parameters)
         for each in self._parameters if optimizers else ():
