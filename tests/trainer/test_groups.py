@@ -1,6 +1,7 @@
 """Groups of partial all-reduce: served, disjoint in time, connected, and agreed on by all."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -161,13 +162,43 @@ def test_the_filter_leaves_out_a_rank_that_is_behind() -> None:
 
 def test_a_rank_far_ahead_meets_those_alone_that_are_not_behind_it() -> None:
     for seed in range(20):
-        groups = GroupGenerator(3, 2, max_lag=2, seed=seed)
+        groups = GroupGenerator(4, 2, max_lag=2, seed=seed)
         groups.request(0)
         (other,) = groups.waits_for()
         (group,) = groups.request(other)
         groups.done(group)
         groups.request(0)
         assert groups.waits_for() == {other}
+
+
+def test_a_rank_that_stood_still_for_some_steps_is_not_behind_for_ever() -> None:
+    groups = GroupGenerator(4, 2, max_lag=4, seed=1)
+
+    def steps(count: int, ranks: Sequence[int]) -> list[tuple[int, ...]]:
+        met: list[tuple[int, ...]] = []
+        for _ in range(count):
+            began: list[Group] = []
+            for rank in ranks:
+                if not groups._asks[rank]:
+                    began += groups.request(rank)
+            while began:
+                group = began.pop()
+                met.append(group.members)
+                began += groups.done(group)
+        return met
+
+    steps(40, (0, 1, 2))
+    assert 3 in groups.behind
+    steps(40, (0, 1, 2, 3))
+    assert not groups.behind
+    met = steps(60, (0, 1, 2, 3))
+    assert sum(3 in members for members in met) > 50
+
+
+def test_no_rank_is_left_alone_by_a_division() -> None:
+    groups = Watched(5, 2, seed=1)
+    groups.request(0)
+    assert sorted(len(members) for members, _, _ in groups.made) == [2, 3]
 
 
 def test_division_gives_disjoint_groups_at_once_and_the_buffer_keeps_them() -> None:

@@ -18,6 +18,11 @@ from typing import NamedTuple
 _LEAST_EPOCH = 25
 """Groups of an epoch: any window of 50 groups has a whole one."""
 _NODE_RANKS = 4  # of the static schedule
+_FADE = 4
+"""Times `max_lag` to which requests of a rank add up before all counts are halved.
+
+A rank at 0.8 of the speed of others is then never behind them, and one at half of it is.
+"""
 
 
 class GroupError(RuntimeError):
@@ -51,7 +56,8 @@ class GroupGenerator:
       new one is made only if there is none. Without it every request makes a group of its own.
     * Group division: all ranks without a group are divided into groups at once, so that these do
       not overlap. Without it one group of random ranks is made, which may have to wait for others.
-    * Filter: groups leave out a rank that asked `max_lag` times less than the one that asks.
+    * Filter: groups leave out a rank that asked `max_lag` times less than the one that asks; what
+      is long past counts less.
 
     Groups are connected: an epoch ends when its groups connect all ranks that are not behind, and
     has at most half of `window` groups, since a group that joins parts is made before it would be
@@ -68,8 +74,8 @@ class GroupGenerator:
 
     Attributes:
         size: Ranks, those that left included.
-        group_size: The most members of a group; one more where a group must connect others and the
-            rank that asks is behind.
+        group_size: The most members of a group; one more where a rank would be alone after a
+            division, or where a group must connect others and the rank that asks is behind.
         window: Groups within which all ranks are connected: 50, or four times the least number of
             groups that connect all ranks, if that is more.
         behind: The ranks that the connection of this epoch leaves out.
@@ -118,7 +124,7 @@ class GroupGenerator:
         self.window = 2 * self._epoch_groups
         self._number = 0
         self._present = set(range(size))
-        self._requests = [0] * size
+        self._requests = [0.0] * size
         self._asks = [False] * size
         self._queues: list[collections.deque[Group]] = [collections.deque() for _ in range(size)]
         self._running: list[Group | None] = [None] * size  # the lock of each rank
@@ -138,7 +144,7 @@ class GroupGenerator:
         if self._asks[rank]:
             raise GroupError(f"rank {rank} asks for a group, and its last one is not done")
         self._asks[rank] = True
-        self._requests[rank] += 1
+        self._count(rank)
         if not (self._buffer and self._queues[rank]):
             self._make_groups(rank)
         return self._begin_groups([rank])
@@ -201,7 +207,7 @@ class GroupGenerator:
         if not 0 <= rank < self.size or rank in self._present or self._running[rank]:
             raise GroupError(f"rank {rank} joins: it is no rank that left, or its group still runs")
         if self._present:
-            self._requests[rank] = int(statistics.median(self._requests[r] for r in self._present))
+            self._requests[rank] = statistics.median(self._requests[r] for r in self._present)
         self._present.add(rank)
         self._begin_epoch()
 
@@ -213,6 +219,15 @@ class GroupGenerator:
     def _check_present(self, rank: int) -> None:
         if rank not in self._present:
             raise GroupError(f"rank {rank} is not one of those present: {sorted(self._present)}")
+
+    def _count(self, rank: int) -> None:
+        """Count a request; all counts are halved now and then, so that what is long past fades.
+
+        Else a rank that once stood still for some steps would be behind for ever.
+        """
+        self._requests[rank] += 1
+        if self._max_lag and self._requests[rank] > _FADE * self._max_lag:
+            self._requests = [count / 2 for count in self._requests]
 
     def _begin_groups(self, ranks: Iterable[int]) -> list[Group]:
         """Lock and return the groups at the head of these ranks' queues that may begin."""
@@ -293,7 +308,10 @@ class GroupGenerator:
         return not self._max_lag or lag < self._max_lag
 
     def _divide(self, asking: int) -> list[list[int]]:
-        """Divide the ranks without a group; a last one that would be alone keeps none."""
+        """Divide the ranks without a group; one that would be alone goes to the last group.
+
+        It would else have a group with a rank that has one before it, and wait for both.
+        """
         others = [
             rank
             for rank in self._core
@@ -304,7 +322,10 @@ class GroupGenerator:
         self._random.shuffle(others)
         ranks, each = [asking, *others], self.group_size
         groups = [ranks[at : at + each] for at in range(0, len(ranks), each)]
-        return [group for group in groups if len(group) > 1]
+        if len(groups[-1]) == 1:
+            alone = groups.pop()
+            groups[-1] += alone
+        return groups
 
     def _draw(self, asking: int, *, free: bool = False) -> list[int]:
         """Return a group of random ranks; `free`: of those that have none, as far as there are.
