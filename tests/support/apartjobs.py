@@ -25,6 +25,7 @@ from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.run.checkpoint.checkpoint import is_complete
 from embertide.trainer.run.loop import Trainer
+from embertide.trainer.run.progress import Progress
 from embertide.trainer.sync.plan import FORMAT
 from embertide.trainer.sync.ranks import Ranks
 
@@ -100,8 +101,10 @@ def train_apart(
         return found
 
     trainer.learner.take_step = take_step  # type: ignore[method-assign, assignment]
-    trainer.fit(NEWS)
+    seen: list[Progress] = []
+    trainer.fit(NEWS, progress=seen.append)
     return {
+        "progress": seen[-1].apart if seen else {},
         "began_at": began_at,
         "began_events": began_events,
         "events": trainer.state.events,

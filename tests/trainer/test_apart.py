@@ -52,14 +52,21 @@ def test_ranks_apart_learn_every_event_once_and_end_as_one(
     assert rows["repeated"] == 0
     assert sum(rows["staleness"].values()) == rows["applied"]
     assert {"gather", "apply", "next", "replicas"} <= set(first["traffic"])
+    progress = first["progress"]
+    assert sum(progress["batches"].values()) == sum(len(each["learned"]) for each in found)
+    assert sum(progress["row_staleness"].values()) == rows["applied"]
+    assert progress["waits_s"]["batch"] > 0
     if name == "meeting":
         assert sum(first["apart"]["meetings"]["groups"].values()) > 10
+        assert progress["groups"] == first["apart"]["meetings"]["groups"]
         assert first["traffic"]["models"]["bytes"] > 0
     if name == "hop":
         assert first["apart"]["neighbours"]["iterations"] == sum(
             len(each["learned"]) for each in found
         )
-        assert sum(first["apart"]["neighbours"]["gaps"].values()) > 10
+        gaps = first["apart"]["neighbours"]["gaps"]
+        assert progress["iteration_gap"] == gaps
+        assert sum(gaps.values()) > 10
         assert first["traffic"]["net"]["bytes"] > 0
 
 

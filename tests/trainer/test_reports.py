@@ -102,6 +102,63 @@ def test_a_scrape_gets_the_newest_progress_and_the_sources_counters() -> None:
     }
 
 
+def apart() -> Progress:
+    """Of two ranks that are not at the same step."""
+    rows: dict[str, float] = {"0": 5, "1": 2, "2": 1, "4": 0, "1024": 3}
+    mine = dataclasses.replace(
+        progress(),
+        traffic={"gather": {"messages": 3, "bytes": 900, "waits_s": 0.5}},
+        apart={
+            "batches": {"0": 7, "1": 4},
+            "groups": {"2": 6},
+            "waits_s": {"row order": 0.25, "batch": 1.5},
+            "sums": {"row_staleness": 4000},
+            "row_staleness": rows,
+        },
+    )
+    other = {
+        "rows": 1,
+        "resident_bytes": {},
+        "dropped": {},
+        "traffic": {"next": {"messages": 4, "bytes": 40, "waits_s": 2.0}},
+        "apart": {
+            "waits_s": {"row order": 0.5},
+            "sums": {"row_staleness": 1},
+            "row_staleness": rows,
+        },
+    }
+    return mine.with_others([other])
+
+
+def test_a_scrape_gets_what_ranks_sent_and_how_far_apart_they_are() -> None:
+    source, (port,) = NewsSource(NewsConfig(hours=1)), free_ports(1)
+    with metrics_page(port, source) as show:
+        show(apart())
+        page = scrape(port)
+    name = "embertide_trainer_"
+    found = {each.removeprefix(name): value for each, value in page.items()}
+    assert {e: v for e, v in found.items() if e.startswith(("ranks_", "apart_"))} == {
+        "ranks_messages_total/gather": 3,
+        "ranks_messages_total/next": 4,
+        "ranks_bytes_total/gather": 900,
+        "ranks_bytes_total/next": 40,
+        "ranks_wait_seconds_total/gather": 0.5,
+        "ranks_wait_seconds_total/next": 2,
+        "apart_batches_total/0": 7,
+        "apart_batches_total/1": 4,
+        "apart_groups_total/2": 6,
+        "apart_wait_seconds_total/row order": 0.75,
+        "apart_wait_seconds_total/batch": 1.5,
+        "apart_row_staleness_bucket/0.0": 10,
+        "apart_row_staleness_bucket/1.0": 14,
+        "apart_row_staleness_bucket/3.0": 16,
+        "apart_row_staleness_bucket/7.0": 16,
+        "apart_row_staleness_bucket/+Inf": 22,
+        "apart_row_staleness_count": 22,
+        "apart_row_staleness_sum": 4001,
+    }
+
+
 def measured() -> Progress:
     return dataclasses.replace(
         progress(),

@@ -15,7 +15,7 @@ from embertide.trainer.errors import ConfigurationError
 PREFIX = "embertide_trainer_"
 
 
-def counter_family(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+def counter_family(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
     """Return counters of one name, by the values of a label."""
     family = CounterMetricFamily(PREFIX + name, text, labels=[label])
     for each, value in values.items():

@@ -12,7 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from embertide._common.background import healths
@@ -101,6 +106,7 @@ class _Page(Collector):
                 "For how long storage has lacked something.",
                 newest.storage_behind_s,
             )
+        yield from _of_ranks(newest)
         yield from _quality(newest)
 
     def _of_tasks(self) -> Iterator[Metric]:
@@ -118,6 +124,49 @@ class _Page(Collector):
         for each in tasks:
             ok.add_metric([each.name], each.ok)
         yield ok
+
+
+_HISTOGRAMS = {
+    "row_staleness": "Batches whose gradients a batch's rows lacked.",
+    "batch_gap": "Newer batches that were handed out when one was done.",
+    "iteration_gap": "Iterations between a net that came and the rank it came to.",
+}
+
+
+def _of_ranks(progress: Progress) -> Iterator[Metric]:
+    """Yield what ranks sent one another, and how far apart they are."""
+    for name, of, text in (
+        ("messages", "messages", "Sent to other ranks."),
+        ("bytes", "bytes", "Sent to other ranks, headers of protocols apart."),
+        ("wait_seconds", "waits_s", "In which a thread stood still for other ranks."),
+    ):
+        sent = {kind: values[of] for kind, values in progress.traffic.items()}
+        if sent:
+            yield counter_family(f"ranks_{name}", text, "kind", sent)
+    apart = progress.apart
+    for name, of, label, text in (
+        ("batches", "batches", "rank", "Learned by a rank."),
+        ("groups", "groups", "size", "Of ranks that took the mean of their nets."),
+        ("wait_seconds", "waits_s", "for", "In which ranks had to wait."),
+    ):
+        if of in apart:
+            yield counter_family(f"apart_{name}", text, label, apart[of])
+    for name, text in _HISTOGRAMS.items():
+        if name in apart:
+            yield _histogram(f"apart_{name}", text, apart[name], apart["sums"][name])
+
+
+def _histogram(name: str, text: str, bins: Mapping[str, float], total: float) -> Metric:
+    """Return a histogram of whole numbers; `bins` begin with 0, 1, 2, 4 and so on."""
+    family = HistogramMetricFamily(PREFIX + name, text)
+    begins = sorted((int(begin), count) for begin, count in bins.items())
+    buckets, below = list[tuple[str, float]](), 0.0
+    for begin, count in begins:
+        below += count
+        buckets.append((str(float(max(0, 2 * begin - 1))), below))
+    buckets[-1] = ("+Inf", below)
+    family.add_metric([], buckets, total)
+    return family
 
 
 _FIGURES = {

@@ -49,6 +49,7 @@ from embertide.trainer.sync.meetings import Meetings
 from embertide.trainer.sync.neighbours import Neighbours
 from embertide.trainer.sync.ranks import TIMEOUT_S, Ranks
 from embertide.trainer.sync.replicas import Replicas
+from embertide.trainer.sync.row_server import by_powers
 
 _NEXT, _MEET, _MET, _REPORT, _ROUND = "next", "meet", "met", "report", "round"
 _END = "end"
@@ -387,6 +388,36 @@ class Apart:
             self.meetings.fail(error)
         if self.neighbours is not None:
             self.neighbours.fail(error)
+
+    def counters(self) -> dict[str, dict[str, float]]:
+        """Return counters of this rank since the start, which add up over ranks; for any thread.
+
+        Returns:
+            `batches` by rank; `waits_s` by what was waited for; `groups` by size; `row_staleness`,
+            `batch_gap` and `iteration_gap`, histograms by what their bins begin with; and `sums` of
+            the values of each histogram.
+        """
+        rows = self._served.server.stats
+        waits_s = {"row order": rows.holds_s}
+        histograms = {"row_staleness": rows.staleness}
+        found: dict[str, dict[str, float]] = {}
+        if self.hand_out is not None:
+            done = self.hand_out.stats.done
+            found["batches"] = {str(rank): count for rank, count in enumerate(done)}
+            waits_s["batch"] = sum(self.hand_out.stats.waits_s)
+            histograms["batch_gap"] = self.hand_out.stats.apart
+        if self.meetings is not None:
+            found["groups"] = {str(size): n for size, n in dict(self.meetings.sizes).items()}
+            waits_s["group"] = sum(self.meetings.waits_s)
+        if self.neighbours is not None:
+            waits_s["neighbours"] = self.neighbours.waits_s
+            histograms["iteration_gap"] = self.neighbours.gaps
+        found["waits_s"] = waits_s
+        found["sums"] = {
+            name: sum(value * count for value, count in dict(counts).items())
+            for name, counts in histograms.items()
+        }
+        return found | {name: dict(by_powers(counts)) for name, counts in histograms.items()}
 
     def figures(self) -> dict[str, Any]:
         """Return counters of this rank."""

@@ -567,6 +567,8 @@ class Trainer:
             slices=self.state.monitor.slices(),
             storage={} if self.uploader is None else dataclasses.asdict(self.uploader.stats),
             storage_behind_s=0.0 if self.uploader is None else self.uploader.behind_s,
+            traffic={kind: dataclasses.asdict(t) for kind, t in self.ranks.traffic.items()},
+            apart={} if self._apart is None else self._apart.counters(),
             background={
                 each.name: {"state": each.state, "failures": each.failures, "error": each.error}
                 for each in healths()

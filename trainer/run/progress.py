@@ -8,7 +8,12 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """Where a run is."""
+    """Where a run is.
+
+    Attributes:
+        traffic: What ranks have sent since the start, by kind: messages, bytes, and waits in s.
+        apart: Of ranks that are not at the same step (`Apart.counters`); else empty.
+    """
 
     events: int
     total_events: int | None
@@ -32,13 +37,16 @@ class Progress:
     # Of tasks beside training, by name: state, failures, error (embertide._common.background).
     background: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     ranks: int = 1
+    traffic: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    apart: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     # Of the current day: Monitor.quality, by whose figures they are; Monitor.slices.
     quality: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     slices: dict[str, dict[str, dict[str, float]]] = dataclasses.field(default_factory=dict)
 
     def of_rank(self) -> dict[str, Any]:
         """Return what one rank has to add to the run's figures."""
-        return {name: getattr(self, name) for name in ("rows", "resident_bytes", "dropped")}
+        names = ("rows", "resident_bytes", "dropped", "traffic", "apart")
+        return {name: getattr(self, name) for name in names}
 
     def with_others(self, others: Sequence[dict[str, Any]]) -> "Progress":
         """Return the run's: this is the first rank's, `others` are of the other ranks."""
@@ -56,7 +64,20 @@ class Progress:
             rows=self.rows + sum(each["rows"] for each in others),
             resident_bytes=total("resident_bytes"),
             dropped=total("dropped"),
+            traffic=_by_name([self.traffic, *(each["traffic"] for each in others)]),
+            apart=_by_name([self.apart, *(each["apart"] for each in others)]),
         )
+
+
+def _by_name(every: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Add up numbers by name and what they are of; each of them one may have and another not."""
+    found: dict[str, dict[str, float]] = {}
+    for each in every:
+        for name, values in each.items():
+            sums = found.setdefault(name, {})
+            for what, value in values.items():
+                sums[what] = sums.get(what, 0) + value
+    return found
 
 
 class Teller:

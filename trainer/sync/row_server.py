@@ -82,7 +82,7 @@ class RowServerStats:
 def by_powers(counts: Counter[int]) -> dict[str, int]:
     """Return a histogram by what its bins begin with: 0, 1, 2, 4 ... 1,024 and more."""
     bins = {str(begin): 0 for begin in (0, *(1 << power for power in range(_POWERS)))}
-    for value, count in counts.items():
+    for value, count in dict(counts).items():  # others may count meanwhile
         power = min(value.bit_length(), _POWERS)
         bins[str(0 if power == 0 else 1 << (power - 1))] += count
     return bins
