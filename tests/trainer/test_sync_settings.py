@@ -156,6 +156,11 @@ def test_another_strategy_is_one_difference_that_can_be_allowed() -> None:
         assert differences(saved(with_sync(sync)), with_sync(sync)) == []
 
 
+def test_four_ranks_do_not_wait_for_one_that_is_five_times_slower() -> None:
+    for sync in (PartialAllReduce(), Hop(), LocalSGD()):
+        assert min(sync.max_row_staleness, sync.max_batches_apart) >= 5 * 3
+
+
 def test_a_checkpoint_without_a_strategy_is_of_all_reduce() -> None:
     older = saved(RUN)
     del older["sync"]

@@ -73,10 +73,13 @@ class AsynchronousSync:
         max_row_staleness: Batches whose gradients may come between the time when a batch reads its
             rows and its own. With 0 one batch is learned after the other.
         max_batches_apart: Batches by which the rank that is ahead and the one behind may differ.
+
+    While a rank that is k times slower than N - 1 others learns a batch, these learn k (N - 1).
+    With less of either bound they wait for it.
     """
 
-    max_row_staleness: int = 4
-    max_batches_apart: int = 16
+    max_row_staleness: int = 64
+    max_batches_apart: int = 64
 
     def __post_init__(self) -> None:
         """Refuse bounds below the least."""
