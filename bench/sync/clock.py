@@ -138,19 +138,20 @@ class Clock:
         return self
 
     def local_sgd(self, every: int) -> "Clock":
-        """Ranks learn alone; after `every` steps of each all take the mean."""
+        """Ranks take a batch when they are free; after `every` for each all take the mean."""
         everyone = range(self.ranks)
         left = True
         while left and self.now < self.until:
-            ends = [self.now] * self.ranks
-            for rank in [rank for _ in range(every) for rank in everyone]:
+            free = [(self.now, rank) for rank in everyone]
+            for _ in range(every * self.ranks):
+                begins, rank = free[0]
                 left = left and self.learning.begin(rank)
                 if left:
-                    ends[rank] += self.compute(rank, self._random)
+                    heapq.heapreplace(free, (begins + self.compute(rank, self._random), rank))
                     self.learning.give([rank])
                     self.learning.step([rank])
                     self.steps[rank] += 1
-            self.now = max(ends) + self.link.mean(self.ranks)
+            self.now = max(free)[0] + self.link.mean(self.ranks)
             self.learning.mean(everyone)
         return self
 
