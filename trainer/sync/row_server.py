@@ -240,7 +240,8 @@ class ServedExchange(Exchange):
     def rows(self, asked: Asked, lookup: Lookup) -> Floats:
         """Return the rows of a batch's keys, in their order, as they are at their owners now.
 
-        Where torch records gradients, `give` or `release` has to follow.
+        Owners that have none of them hear nothing of the batch. Where torch records gradients,
+        `give` or `release` has to follow.
 
         Raises:
             RankLostError: An owner is gone.
@@ -251,7 +252,7 @@ class ServedExchange(Exchange):
         mine = self.ranks.rank
         for rank in self._from_here():
             keys_T = asked.keys_RT[rank]
-            if rank != mine and (follows or any(map(len, keys_T))):
+            if rank != mine and any(map(len, keys_T)):
                 data = _packed([*map(len, keys_T), follows], np.concatenate(keys_T))
                 waits[rank] = self.calls.begin(rank, _GATHER, self.batch, data)
         own = self._looked_up(self.batch, asked.keys_RT[mine], bool(follows))
@@ -280,20 +281,21 @@ class ServedExchange(Exchange):
             end = at + sum(len(keys) * dim for keys, dim in zip(keys_T, self._dims, strict=True))
             parts_R.append(sums[at:end])
             at = end
-        self._apply(asked.keys_RT, parts_R)
+        self._apply(asked, asked.keys_RT, parts_R)
 
     def release(self, asked: Asked) -> None:
         """Say that nothing is learned from a batch that `rows` has read."""
         nothing = [[keys[:0] for keys in keys_T] for keys_T in asked.keys_RT]
-        self._apply(nothing, [np.empty(0, np.float32)] * self.ranks.size)
+        self._apply(asked, nothing, [np.empty(0, np.float32)] * self.ranks.size)
 
-    def _apply(self, keys_RT: list[list[Keys]], sums_R: list[Floats]) -> None:
+    def _apply(self, asked: Asked, keys_RT: list[list[Keys]], sums_R: list[Floats]) -> None:
         waits: list[Callable[[], Tensor]] = []
         mine = self.ranks.rank
+        self.sent[mine] += 1
         for rank in self._from_here():
-            self.sent[rank] += 1
-            if rank == mine:
+            if rank == mine or not any(map(len, asked.keys_RT[rank])):
                 continue
+            self.sent[rank] += 1
             keys_T = keys_RT[rank]
             blocks = self._gradient_blocks(keys_T)
             coded = codec.encode(self.codecs.gradients, sums_R[rank], blocks)
