@@ -49,6 +49,7 @@ if __name__ == "__main__":
             {
                 "dct": _dct,
                 "ranks": lambda given: ranks.rows(given.repetitions),
+                "agree": lambda given: ranks.agreement(given.repetitions),
                 "wire": lambda given: wire.measure(given.repetitions),
                 "virtual": lambda given: virtual.measure(given.news),
             },

@@ -145,7 +145,7 @@ class Clock:
             free = [(self.now, rank) for rank in everyone]
             for _ in range(every * self.ranks):
                 begins, rank = free[0]
-                left = left and self.learning.begin(rank)
+                left = left and begins < self.until and self.learning.begin(rank)
                 if left:
                     heapq.heapreplace(free, (begins + self.compute(rank, self._random), rank))
                     self.learning.give([rank])

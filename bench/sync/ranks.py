@@ -7,12 +7,14 @@ a rank as long in all cases.
 
 import itertools
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.ranks.launching import launch
 from bench.report import Row, compare, measure
 from bench.servers import BenchError
+from bench.sync.clock import Link, ring
+from bench.sync.virtual import Strategy, predict
 
 _RANKS = 4
 _WIDE = "max_row_staleness=1000,max_batches_apart=1000"
@@ -23,13 +25,23 @@ _STRATEGIES = {
     "LocalSGD": f"local_sgd:{_WIDE}",
 }
 _EVENT_MS = "4"
+# What real ranks run, and what the clock runs of it.
+_FORETOLD: Mapping[str, tuple[str, Strategy]] = {
+    "partial all-reduce": (_PARTIAL, lambda clock: clock.partial_all_reduce(2, seed=1, max_lag=4)),
+    "LocalSGD": (_STRATEGIES["LocalSGD"], lambda clock: clock.local_sgd(8)),
+    "Hop": (f"hop:{_WIDE}", lambda clock: clock.hop(ring(_RANKS), max_ig=4)),
+    "Hop that skips": (
+        f"hop:backup=1,max_jump=4,{_WIDE}",
+        lambda clock: clock.hop(ring(_RANKS), max_ig=4, backup=1, max_jump=4),
+    ),
+}
 _STOP_S = 10.0
 _STALENESS = (0, 1, 4, 16)
 _SEEDS = 3
 
 
-def _run(sync: str, **options: object) -> dict[str, Any]:
-    words: list[str] = []
+def _run(sync: str, *flags: str, **options: object) -> dict[str, Any]:
+    words = list(flags)
     for name, value in options.items():
         words += (f"--{name.replace('_', '-')}", str(value))
     return launch("bench.sync.apart", _RANKS, ["--sync", sync, *words])
@@ -40,7 +52,7 @@ def _uneven(repetitions: int) -> Iterator[Row]:
         rates: dict[str, list[float]] = {name: [] for name in _STRATEGIES}
         for _ in range(repetitions):
             for name, sync in _STRATEGIES.items():
-                found = _run(sync, slow=slow, event_ms=_EVENT_MS, events=1300)
+                found = _run(sync, slow=slow, event_ms=_EVENT_MS, events=2600)
                 rates[name].append(found["events_per_s"])
         together = rates.pop("all-reduce")
         for name, apart in rates.items():
@@ -77,12 +89,12 @@ def kept_rate(ends: list[list[tuple[float, int]]], stop_s: float) -> float:
     return during / before
 
 
-def _stopped(repetitions: int) -> Iterator[Row]:
+def _stopped(case: str, repetitions: int, *flags: str) -> Iterator[Row]:
     kept = []
     for _ in range(repetitions):
-        found = _run(_PARTIAL, stop_s=_STOP_S, event_ms=_EVENT_MS, events=6000, after=12)
+        found = _run(_PARTIAL, *flags, stop_s=_STOP_S, event_ms=_EVENT_MS, events=6000, after=12)
         kept.append(kept_rate(found["ends"], _STOP_S))
-    name = (f"one of four stops for {_STOP_S:.0f} s", "rate of the others", "of before")
+    name = (f"{case} for {_STOP_S:.0f} s", "rate of the others", "of before")
     yield measure(name, kept, better="higher", target=0.9, claim="D.6")
 
 
@@ -103,5 +115,38 @@ def _stale() -> Iterator[Row]:
 def rows(repetitions: int) -> Iterator[Row]:
     """Yield what four ranks do together and apart."""
     yield from _uneven(repetitions)
-    yield from _stopped(repetitions)
+    yield from _stopped("one of four takes no step", repetitions)
+    yield from _stopped("one of four, without rows, is stopped by SIGSTOP", repetitions, "--signal")
     yield from _stale()
+
+
+def off_by(found: Mapping[str, Any], strategy: Strategy) -> float:
+    """Return by what part a run's batches a second differ from what the virtual clock foretells.
+
+    Args:
+        found: Of a run, as bench/sync/apart.py prints it.
+        strategy: What it ran.
+    """
+    steps_s: list[list[float]] = found["steps_s"]
+    took_s: float = found["took_s"]
+    sent = [found["traffic"][kind] for kind in ("models", "net") if kind in found["traffic"]]
+    messages = sum(each["messages"] for each in sent)
+    transfer = sum(each["waits_s"] for each in sent) / messages if messages else 0.001
+    mean_s = statistics.fmean(statistics.fmean(each) for each in steps_s)
+    link = Link(latency=0.0005, transfer=transfer)
+    foretold = predict(strategy, steps_s, link, steps=round(took_s / mean_s))
+    return abs(sum(map(len, steps_s)) / took_s / foretold - 1)
+
+
+def agreement(repetitions: int) -> Iterator[Row]:
+    """Yield how well the virtual clock foretells four real ranks."""
+    for case, slow in (("four equal", 1), ("one of four five times slower", 5)):
+        for name, (sync, strategy) in _FORETOLD.items():
+            off = [
+                off_by(_run(sync, slow=slow, event_ms=_EVENT_MS, events=2600), strategy)
+                for _ in range(repetitions)
+            ]
+            metric = "batches a second, off what the virtual clock foretells"
+            yield measure(
+                (f"{case}, {name}", metric, "of it"), off, better="lower", target=0.1, claim="D.5"
+            )
