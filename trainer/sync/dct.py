@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 from embertide.trainer.config.sync import DCT
 from embertide.trainer.sync.channel import Channel
+from embertide.trainer.sync.flat import lay_out
 
 _SMALL = 1024  # elements
 _EARLY = frozenset(1 << k for k in range(10))
@@ -255,11 +256,7 @@ class LargestGradients:
         sum_N[self._whole :].index_add_(0, place_E, _values_of(values, self._dtype))
 
     def _give(self, sum_N: Tensor) -> None:
-        begin = 0
-        for parameter in self._parameters:
-            end = begin + parameter.numel()
-            _gradient(parameter).copy_(sum_N[begin:end].view_as(parameter))
-            begin = end
+        lay_out(sum_N, map(_gradient, self._parameters))
 
     # --- checkpoints ------------------------------------------------------------------------------
 

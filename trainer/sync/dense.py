@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from embertide.trainer.config.sync import GradientValues
 from embertide.trainer.sync.channel import Channel, Pending
+from embertide.trainer.sync.flat import lay_out
 
 _TOGETHER = 1 << 20
 """Bytes of gradients that travel together: fewer messages cost less than what they hide."""
@@ -136,13 +137,8 @@ class GradientSum:
             for group in self._groups:
                 assert group.pending is not None
                 flat = group.pending.wait()
-                there, begin = flat.to(self._device), 0
-                for parameter in group.parameters:
-                    end = begin + parameter.numel()
-                    assert parameter.grad is not None
-                    parameter.grad.copy_(there[begin:end].view_as(parameter))
-                    begin = end
-                flat = flat[begin:]
+                gradients = [each.grad for each in group.parameters if each.grad is not None]
+                flat = flat[lay_out(flat.to(self._device), gradients) :]
                 group.pending, group.missing = None, len(group.parameters)
             self._begun = 0
             return flat if apart is None else apart.wait()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from embertide.trainer.sync.calls import Calls
 from embertide.trainer.sync.channel import Channel
+from embertide.trainer.sync.flat import lay_out
 
 _STATE = ("exp_avg", "exp_avg_sq", "step")
 
@@ -61,7 +62,7 @@ class Replicas:
             return
         tensors = self._tensors(optimizers)
         flat = _flat(tensors) * (self._events / total)
-        _put(tensors, self._channel.sum(flat, "replicas").wait())
+        lay_out(self._channel.sum(flat, "replicas").wait(), tensors)
         if optimizers:
             self._events = 0
 
@@ -77,7 +78,7 @@ class Replicas:
         mean = torch.zeros_like(flat)
         for rank in sorted(ranks):
             mean += found[rank]
-        _put(self._parameters, mean / len(ranks))
+        lay_out(mean / len(ranks), self._parameters)
 
     def net(self) -> Tensor:
         """Return a copy of this rank's net, fp32, flat."""
@@ -100,7 +101,7 @@ class Replicas:
             mean += weight * net
         if begun is not None:
             mean += now - begun
-        _put(self._parameters, mean)
+        lay_out(mean, self._parameters)
 
     def _tensors(self, optimizers: bool) -> list[Tensor]:
         tensors: list[Tensor] = list(self._parameters)
@@ -116,11 +117,3 @@ class Replicas:
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([each.detach().reshape(-1).float().cpu() for each in tensors])
-
-
-def _put(tensors: Sequence[Tensor], flat: Tensor) -> None:
-    at = 0
-    with torch.no_grad():
-        for each in tensors:
-            each.copy_(flat[at : at + each.numel()].view_as(each))
-            at += each.numel()
