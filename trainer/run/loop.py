@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -56,7 +55,8 @@ from embertide.trainer.run.checkpoint.restoring import restore
 from embertide.trainer.run.checkpoint.settings import settings
 from embertide.trainer.run.defaults import PublishSchedule
 from embertide.trainer.run.fork import Fork
-from embertide.trainer.run.hand_out import Command, Report
+from embertide.trainer.run.hand_out import Command
+from embertide.trainer.run.handed import HandedBatches
 from embertide.trainer.run.progress import Progress, Teller, added_up
 from embertide.trainer.run.quarantine import Quarantine
 from embertide.trainer.run.resume import Resumer
@@ -80,21 +80,6 @@ _DROPS = (
 _ASK_S = 0.5  # what ranks that are apart tell one another, they tell so often
 
 log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Handed:
-    """A batch that a rank learns.
-
-    Attributes:
-        batch: With all its events.
-        held_B: Events that are held out.
-        kept_B: Events that are learned; the others are scored.
-    """
-
-    batch: Batch
-    held_B: NDArray[np.bool_]
-    kept_B: NDArray[np.bool_]
 
 
 class Gate(Protocol):
@@ -233,11 +218,20 @@ class Trainer:
         self._changed = start.changed  # and no version is out since
         self.learner = self.state.learner
         self._apart: Apart | None = None  # of ranks that need not be at the same step
-        self._out: deque[_Handed] = deque()  # batches without a report, in order
+        self._handed: HandedBatches | None = None  # on the first of these
         self._told_s = 0.0  # when other ranks were asked whether they are to stop
         if is_apart:
             check_learner(run, self.learner)
             self._apart = Apart(run, self.ranks, self.learner, self._channel)
+            if self._apart.hand_out is not None:
+                self._handed = HandedBatches(
+                    run,
+                    self.state,
+                    self._apart.hand_out,
+                    self.quarantine,
+                    scored=self._scored,
+                    left_out=self._leave_out,
+                )
         with self._channel.together():
             if self.ranks.first:
                 for name in restore_journals(publication.path, self.state.journals):
@@ -645,7 +639,7 @@ class Trainer:
         What is asked for has no part in what is learned: the order of learning is that of events.
         """
         if self._apart is not None:
-            self._hand_out(self._apart, batch)
+            self._hand_out_batch(self._apart, batch)
             return
         held_B = self.state.monitor.is_held_out(batch)
         if held_B.any():
@@ -675,7 +669,8 @@ class Trainer:
             on_rows_ready: As of `Learner.learn`.
         """
         if self._apart is not None:
-            self._take_reports(self._apart, all_of_them=True)
+            assert self._handed is not None
+            self._handed.take(all_of_them=True)
             self._apart.settle()
         if self._asked is not None:
             asked, self._asked = self._asked, None
@@ -736,22 +731,10 @@ class Trainer:
 
     # --- ranks that are apart ---------------------------------------------------------------------
 
-    def _hand_out(self, apart: Apart, batch: Batch) -> None:
+    def _hand_out_batch(self, apart: Apart, batch: Batch) -> None:
         """Have a rank learn a batch, and take what was reported of those before it."""
-        held_B = self.state.monitor.is_held_out(batch)
-        kept_B = ~held_B
-        if self.run.negative_rate < 1:
-            kept_B &= is_kept(batch, self.run.negative_rate, self.run.seed)
-        learn = batch if kept_B.all() else where(batch, kept_B) if kept_B.any() else None
-        if learn is not None and self.run.negative_rate < 1:
-            learn = weighed(learn, self.run.negative_rate)
-        score = None if kept_B.all() else where(batch, ~kept_B)
-        hand_out = apart.hand_out
-        assert hand_out is not None
-        self._out.append(_Handed(batch, held_B, kept_B))
-        while not hand_out.put(learn, score):
-            self._take_reports(apart)
-        self._take_reports(apart)
+        assert self._handed is not None
+        self._handed.put(batch)
         if apart.is_due():
             self._finish()
             apart.command("average", None)
@@ -760,39 +743,8 @@ class Trainer:
             self._told_s = time.monotonic()
             self.learner.stopping = self._is_stopping()
 
-    def _take_reports(self, apart: Apart, *, all_of_them: bool = False) -> None:
-        assert apart.hand_out is not None
-        for report in apart.hand_out.take(all_of_them=all_of_them):
-            self._take(self._out.popleft(), report)
-
-    def _take(self, handed: _Handed, report: Report) -> None:
-        """Count what a rank has learned and scored, as the loop of one rank does."""
-        batch, held_B, kept_B = handed.batch, handed.held_B, handed.kept_B
-        self.state.done = batch.next_offset
-        score_B = np.empty(len(batch), np.float32)
-        score_B[~kept_B] = report.scored
-        if held_B.any():
-            self.state.monitor.hold_out(where(batch, held_B), score_B[held_B])
-        if kept_B.any() and not report.reason:
-            self.quarantine.learned()
-            self.state.events += int(kept_B.sum())
-            self.learner.missing += report.missing
-            self.learner.count(batch if kept_B.all() else where(batch, kept_B))
-        elif kept_B.any():
-            self.quarantine.add(where(batch, kept_B), report.reason)
-        left_B = ~(held_B | kept_B)
-        if left_B.any():
-            self.learner.count(where(batch, left_B))
-            self.unsampled += int(left_B.sum())
-        if report.reason or held_B.all():
-            return
-        if kept_B.all():
-            self._scored(batch, report.learned)
-        elif self.run.model.outputs > 1:  # no negatives are left out of a model of several heads
-            self._scored(where(batch, kept_B), report.learned)
-        else:
-            score_B[kept_B] = report.learned
-            self._scored(where(batch, ~held_B), score_B[~held_B])
+    def _leave_out(self, negatives: int) -> None:
+        self.unsampled += negatives
 
     def _follow(self, apart: Apart, source: EventSource) -> None:
         """Learn what the first rank hands out, and publish with it, until it has come to an end."""
