@@ -30,7 +30,7 @@ def _dct(given: argparse.Namespace) -> Iterator[report.Row]:
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument(
-        "--news", type=Path, metavar="PATH", help="the news file, of dct and virtual"
+        "--news", type=Path, metavar="PATH", help="the news file, of dct, ranks and virtual"
     )
     parser.add_argument("--criteo", type=Path, metavar="PATH", help="Criteo's ads, of dct")
     parser.add_argument("--events", type=int, default=200_000, help="of a run of dct, at most")
@@ -48,7 +48,7 @@ if __name__ == "__main__":
             "Strategies of synchronisation",
             {
                 "dct": _dct,
-                "ranks": lambda given: ranks.rows(given.repetitions),
+                "ranks": lambda given: ranks.rows(given.repetitions, given.news),
                 "agree": lambda given: ranks.agreement(given.repetitions),
                 "wire": lambda given: wire.measure(given.repetitions),
                 "virtual": lambda given: virtual.measure(given.news),

@@ -9,6 +9,7 @@ last, the AUC, and what each rank did.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -18,9 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.servers import BUILD
+from bench.train.quality import DLRM as NEWS
 from embertide.trainer.config import ModelConfig, RunConfig
 from embertide.trainer.config.sync import parse_sync
+from embertide.trainer.data import open_events
+from embertide.trainer.data.base import EventSource
 from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.data.history import with_columns
+from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.model.learner import Learned, Learner
 from embertide.trainer.presets import news_model, news_rates
 from embertide.trainer.publish.folder import Publication
@@ -35,6 +41,7 @@ _NEVER_S = 30 * 24 * 3600  # no version ends within the run, but the first and t
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.sync.apart", description=__doc__)
     parser.add_argument("--sync", required=True)
+    parser.add_argument("--data", type=Path, help="the news file; without it, generated news")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--events", type=int, default=4096, help="of the stream, about")
     parser.add_argument("--event-ms", type=float, default=12.0, help="that a rank takes for one")
@@ -96,16 +103,21 @@ def main() -> None:
     """Train, and print what came of it."""
     given = _parser().parse_args()
     ranks = Ranks.join()
-    run = RunConfig(
-        model=news_model(),
-        optimizer=news_rates(),
+    run = dataclasses.replace(
+        NEWS if given.data else RunConfig(model=news_model(), optimizer=news_rates()),
         batch_size=given.batch,
         publish_every_s=_NEVER_S,
         seed=given.seed,
         sync=parse_sync(given.sync),
     )
-    views = given.events // _HOURS
-    news = NewsConfig(hours=_HOURS, views_per_hour=views, users=2000, new_items_per_hour=20)
+    source: EventSource
+    if given.data:
+        source = with_columns(FirstEvents(open_events(str(given.data)), given.events), run.model)
+    else:
+        views = given.events // _HOURS
+        source = NewsSource(
+            NewsConfig(hours=_HOURS, views_per_hour=views, users=2000, new_items_per_hour=20)
+        )
     channel = ranks.channel("bench")
     with tempfile.TemporaryDirectory(dir=BUILD) as folder:
         path = channel.gather(folder)[0]
@@ -123,7 +135,7 @@ def main() -> None:
         event_s = given.event_ms / 1000 * (given.slow if last else 1.0)
         stop_s = given.stop_s if last else 0.0
         sleeper = _Sleeper(trainer.learner, event_s, stop_s, given.after, by_signal=given.signal)
-        trainer.fit(NewsSource(news))
+        trainer.fit(source)
         figures = trainer.figures()
         every = channel.gather([sleeper.began_s, sleeper.ends])
         took_s_R = channel.gather(sleeper.took_s)
