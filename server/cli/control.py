@@ -100,7 +100,10 @@ def command(
     ] = None,
     audit: Annotated[
         Path | None,
-        typer.Option(help="File of audit lines.", show_default="audit.jsonl in --directory"),
+        typer.Option(
+            help="File of audit lines; /dev/stdout is the command's own output.",
+            show_default="audit.jsonl in --directory",
+        ),
     ] = None,
     heartbeat_ms: Annotated[int, typer.Option(help="From one beat to the next.", min=10)] = 200,
     longest_deadline_ms: Annotated[
@@ -188,7 +191,8 @@ def command(
     models = list(dict.fromkeys(model or ["news"]))
     with report_errors(), contextlib.ExitStack() as stack:
         check_limits()
-        own_folder(directory)
+        if not state or audit is None:  # else nothing goes there: a container may have no room
+            own_folder(directory)
         try:
             options = ServerOptions(
                 control=ControlOptions(

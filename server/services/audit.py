@@ -5,6 +5,7 @@ import json
 import logging
 import logging.handlers
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -43,22 +44,24 @@ class _File(logging.handlers.RotatingFileHandler):
         raise  # logging calls this where it has caught something
 
 
+class _Output(logging.StreamHandler[Any]):
+    """The output of this process; what cannot be written is an error."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise  # as above
+
+
 class Audit:
     """Appends to a file; a line is on its way to the disk before the caller hears anything.
 
-    A file of 32 MiB is put aside as NAME.1, and so on; of those eight are kept.
+    A file of 32 MiB is put aside as NAME.1, and so on; of those eight are kept. `/dev/stdout` is
+    the output of this process, whatever it is, as in a container whose lines others collect.
     """
 
     def __init__(self, path: Path | None) -> None:
         """Open the file; None: nothing is kept."""
         self._lock = threading.Lock()
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = (
-            _File(path, maxBytes=_BYTES_MAX, backupCount=_FILES_KEPT, encoding="utf-8")
-            if path is not None
-            else None
-        )
+        self._file = None if path is None else _opened(path)
 
     def write(
         self,
@@ -105,6 +108,13 @@ class Audit:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def _opened(path: Path) -> logging.StreamHandler[Any]:
+    if path == Path("/dev/stdout"):
+        return _Output(sys.stdout)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return _File(path, maxBytes=_BYTES_MAX, backupCount=_FILES_KEPT, encoding="utf-8")
 
 
 def _short(value: Any) -> Any:

@@ -80,10 +80,10 @@ def test_one_that_stands_by_names_the_leader() -> None:
         waiting.join()
 
 
-def start(state: str, folder: Path, port: int) -> "subprocess.Popen[bytes]":
+def start(state: str, folder: Path, port: int, *more: str) -> "subprocess.Popen[bytes]":
     binary = str(Path(sys.executable).with_name("embertide"))
     command = [binary, "control", "--standby", "--state", state]
-    command += ["--listen", f"127.0.0.1:{port}", "--directory", str(folder / str(port))]
+    command += ["--listen", f"127.0.0.1:{port}", "--directory", str(folder / str(port)), *more]
     with (folder / f"{port}.log").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=log)
 
@@ -92,6 +92,30 @@ def leads(client: Client) -> bool:
     with contextlib.suppress(grpc.RpcError):
         return bool(client.call("GetStatus", STATUS, 1.0))
     return False
+
+
+def test_one_whose_state_and_audit_are_elsewhere_needs_no_folder(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """A container may have a file system that it cannot write to, as k8s/base/control.yaml has."""
+    with redis.Redis.from_url(redis_url) as database:
+        database.flushall()
+    (port,) = free_ports(1)
+    (tmp_path / "file").touch()
+    more = ("--directory", str(tmp_path / "file" / "absent"), "--audit", "/dev/stdout")
+    process = start(redis_url, tmp_path, port, *more)
+    client = Client(f"127.0.0.1:{port}")
+    try:
+        wait_until(lambda: leads(client) or process.poll() is not None, 30.0)
+        log = tmp_path / f"{port}.log"
+        assert process.poll() is None, log.read_text()
+        node = make_node("node-0", address="127.0.0.1:1")
+        client.call("RegisterNode", make_registration(node, TABLES))
+        assert '"rpc": "RegisterNode"' in log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+        client.channel.close()
 
 
 @pytest.mark.parametrize(
