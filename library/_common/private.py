@@ -28,6 +28,14 @@ def _others_write(found: os.stat_result) -> bool:
     return bool(found.st_mode & stat.S_IWGRP) and found.st_gid not in (0, os.getegid())
 
 
+def _is_volume(path: Path, found: os.stat_result) -> bool:
+    """Return whether the administrator mounted a folder here, as a container's volumes are.
+
+    Kubernetes makes volumes of root that all may write to. Who runs in the container is one user.
+    """
+    return found.st_uid == 0 and path.is_mount()
+
+
 def _check_ancestors(path: Path) -> None:
     """Prove that nobody else can put another folder in the place of this one."""
     for parent in path.parents:
@@ -36,7 +44,8 @@ def _check_ancestors(path: Path) -> None:
             raise NotPrivateError(
                 f"{path} is in {parent}, which is of user {found.st_uid}; choose another folder"
             )
-        if _others_write(found) and not found.st_mode & stat.S_ISVTX:
+        sticky = found.st_mode & stat.S_ISVTX
+        if _others_write(found) and not sticky and not _is_volume(parent, found):
             raise NotPrivateError(
                 f"{path} is in {parent}, where others may write; chmod go-w it, or choose another"
             )
@@ -85,7 +94,7 @@ def own_folder(path: Path) -> Path:
     """
     with contextlib.suppress(FileNotFoundError):
         found = path.stat()
-        if found.st_uid == 0 != os.geteuid() or (found.st_uid == 0 and path.is_mount()):
+        if found.st_uid == 0 != os.geteuid() or _is_volume(path, found):
             if found.st_mode & stat.S_ISVTX:
                 raise NotPrivateError(f"all users share {path}; give a folder below it")
             return path.resolve()

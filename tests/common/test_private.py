@@ -88,6 +88,24 @@ def test_what_another_user_could_have_prepared_is_refused(
     assert str(tmp_path) in str(caught.value)
 
 
+@ROOT_ALONE
+def test_a_volume_of_a_container_is_no_danger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes mounts an emptyDir of root with mode 0777, and HOME is in it."""
+    volume = tmp_path / "tmp"
+    volume.mkdir()
+    volume.chmod(0o777)
+    with pytest.raises(NotPrivateError, match="where others may write"):
+        private.private_folder(volume / "mine")
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == volume)
+    assert mode(private.private_folder(volume / "mine")) == 0o700
+    (volume / "theirs").mkdir()
+    os.chown(volume / "theirs", NOBODY, NOBODY)
+    with pytest.raises(NotPrivateError, match="of user 65534"):
+        private.private_folder(volume / "theirs" / "folder")
+
+
 def test_a_sticky_folder_of_all_is_no_danger(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     assert mode(private.private_folder(tmp_path / "mine")) == 0o700
