@@ -1,0 +1,173 @@
+"""Graphs as torch modules: what a version prepares once, and what answers requests.
+
+Shapes: U users, B candidates.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embertide.trainer.model.rewrite.graph import (
+    Argument,
+    Graph,
+    Mark,
+    Pseudo,
+    RowCount,
+    Value,
+    mapped,
+)
+from embertide.trainer.model.rewrite.reading import INPUTS, Contexts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Tensors:
+    """The tensors of a program for contexts, in the order of its inputs.
+
+    Attributes:
+        prepared: Those that a version computes of its own by the prepare program, in its order.
+        direct: Names of those of the version that are taken as they are; they come first.
+    """
+
+    direct: tuple[str, ...]
+    prepared: tuple[Value, ...]
+
+
+def tensors_of(graph: Graph) -> Tensors:
+    """Return the tensors that a graph takes."""
+    taken = [
+        each
+        for value in graph.values
+        if value.mark is not Mark.FIXED
+        for each in value.inputs
+        if each.mark is Mark.FIXED and each.op is not Pseudo.CONSTANT
+    ]
+    ordered = dict.fromkeys(taken)
+    return Tensors(
+        direct=tuple(str(each.args[0]) for each in ordered if each.op is Pseudo.PARAMETER),
+        prepared=tuple(each for each in ordered if each.op is not Pseudo.PARAMETER),
+    )
+
+
+def evaluated(
+    wanted: Iterable[Value], known: Mapping[Value, Tensor], user_of_row: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """Compute values from those that are known."""
+    found: dict[Value, Any] = dict(known)
+
+    def number(argument: Argument) -> Any:
+        if isinstance(argument, Value):
+            return found[argument]
+        if isinstance(argument, RowCount):
+            assert user_of_row is not None
+            return argument.multiple * user_of_row.shape[0]
+        return argument
+
+    def listed(argument: Argument) -> Any:
+        return [listed(each) for each in argument] if isinstance(argument, tuple) else argument
+
+    for value in _below(tuple(wanted), known):
+        if value.op is Pseudo.CONSTANT:
+            found[value] = value.args[0]
+        elif value.op is Pseudo.GATHER:
+            assert user_of_row is not None
+            found[value] = found[value.args[0]].index_select(0, user_of_row)
+        else:
+            args = [listed(mapped(each, number)) for each in value.args]
+            kwargs = {name: listed(mapped(each, number)) for name, each in value.kwargs}
+            found[value] = value.op(*args, **kwargs)
+    return tuple(found[each] for each in wanted)
+
+
+def _below(wanted: tuple[Value, ...], known: Mapping[Value, Tensor]) -> list[Value]:
+    """The values to compute, arguments first."""
+    ordered: dict[Value, None] = {}
+    waiting = [*reversed(wanted)]
+    while waiting:
+        value = waiting.pop()
+        if value in known or value in ordered:
+            continue
+        missing = [each for each in value.inputs if each not in known and each not in ordered]
+        if missing:
+            waiting += [value, *reversed(missing)]
+        else:
+            ordered[value] = None
+    return list(ordered)
+
+
+class Prepare(nn.Module):
+    """(*tensors of the version, in the order of their names) -> the prepared tensors."""
+
+    def __init__(self, graph: Graph, names: Iterable[str]) -> None:
+        """Build for a graph of a net with tensors of these names."""
+        super().__init__()
+        self._wanted = tensors_of(graph).prepared
+        self._parameters_of = _parameters(graph)
+        self._names = tuple(names)
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the prepared tensors, each contiguous and with memory of its own."""
+        given = dict(zip(self._names, tensors, strict=True))
+        known = {value: given[name] for name, value in self._parameters_of.items()}
+        return tuple(each.contiguous() for each in evaluated(self._wanted, known))
+
+
+class Run(nn.Module):
+    """(*INPUTS, user_of_row_B, *direct tensors, *prepared tensors) -> scores_B of each head.
+
+    Of U users and B candidates; user_of_row is int64, below U.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        """Build for a graph."""
+        super().__init__()
+        self._outputs = graph.outputs
+        tensors = tensors_of(graph)
+        parameters = _parameters(graph)
+        self._tensors = (*(parameters[name] for name in tensors.direct), *tensors.prepared)
+        self._inputs = {str(v.args[0]): v for v in graph.values if v.op is Pseudo.INPUT}
+
+    def forward(
+        self,
+        context_dense: Tensor,
+        context_embeddings: Tensor,
+        candidate_dense: Tensor,
+        candidate_embeddings: Tensor,
+        user_of_row: Tensor,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Return the scores."""
+        given = (context_dense, context_embeddings, candidate_dense, candidate_embeddings)
+        by_name = dict(zip(INPUTS, given, strict=True))
+        known = {value: by_name[name] for name, value in self._inputs.items()}
+        known |= dict(zip(self._tensors, tensors, strict=True))
+        return evaluated(self._outputs, known, user_of_row)
+
+
+def _parameters(graph: Graph) -> dict[str, Value]:
+    return {str(v.args[0]): v for v in graph.values if v.op is Pseudo.PARAMETER}
+
+
+def tensors_for_run(graph: Graph, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """Return what `Run` takes as tensors, of a version's by name."""
+    direct = tuple(tensors[name] for name in tensors_of(graph).direct)
+    prepared: tuple[Tensor, ...] = Prepare(graph, tensors)(*tensors.values())
+    return direct + prepared
+
+
+def exported_run(
+    graph: Graph, contexts: Contexts, tensors: Mapping[str, Tensor]
+) -> torch.export.ExportedProgram:
+    """Export a graph's `Run`, of any numbers of users and candidates."""
+    users = torch.export.Dim("users", min=1, max=1 << 20)
+    batch = torch.export.Dim("batch", min=1, max=1 << 20)
+    rows = (2, 2, 3, 3)
+    pairs = zip(rows, contexts.widths(), strict=True)
+    inputs = tuple(torch.zeros(count, width) for count, width in pairs)
+    taken = tensors_for_run(graph, tensors)
+    dims = ({0: users}, {0: users}, {0: batch}, {0: batch}, {0: batch})
+    shapes: Any = (*dims, tuple({} for _ in taken))
+    example = (*inputs, torch.zeros(3, dtype=torch.int64), *taken)
+    return torch.export.export(Run(graph).eval(), example, dynamic_shapes=shapes)
