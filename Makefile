@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev libmicrohttpd-dev libssl-dev openssl protobuf-compiler-grpc pkg-config python3-dev \
   python3-venv libb64-0d clang-19 libclang-rt-19-dev redis-tools
 
-.PHONY: configure help accept demo chaos soak bench-fresh bench-overload dev cpp serving check check-style check-words check-types check-protos check-cpp proto-baseline test test-long kill-test coverage bench-checkpoints bench-model bench-generality bench-serve bench-remote bench-beside bench-security bench-edges bench-front bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks bench-sync perf-check gpu-deps gpu-check test-asan test-tsan test-aarch64 fuzz fuzz-targets fuzz-long images pins sbom lock wheel site clean
+.PHONY: configure help accept demo chaos soak bench-fresh bench-overload dev cpp serving check check-style check-words check-types check-protos check-cpp proto-baseline test test-long kill-test coverage bench-checkpoints bench-model bench-generality bench-serve bench-remote bench-beside bench-security bench-edges bench-front bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks bench-rank bench-sync perf-check gpu-deps gpu-check test-asan test-tsan test-aarch64 fuzz fuzz-targets fuzz-long images pins sbom lock wheel site clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -227,6 +227,9 @@ bench-train: dev $(if $(filter speed,$(PARTS)),build/.peers) ## quality of train
 
 bench-ranks: dev cpp build/.torchrec ## one run of many ranks: against TorchRec and one process, over a wire, quality, kills, pods; PARTS="speed wire", DATA=clicks.parquet; alone on the machine
 	$(BIN)/python -m bench.ranks $(PARTS) $(if $(DATA),--data "$(DATA)")
+
+bench-rank: dev ## the dense net rewritten for one user and many candidates, beside the unrewritten; ten minutes
+	$(BIN)/python -m bench.rank $(PARTS)
 
 bench-sync: dev cpp ## strategies of synchronisation: bytes, quality, cost, over a wire; PARTS="dct wire virtual", NEWS=clicks.parquet, CRITEO=ads.parquet
 	$(BIN)/python -m bench.sync $(PARTS) $(if $(NEWS),--news "$(NEWS)") $(if $(CRITEO),--criteo "$(CRITEO)")
