@@ -310,6 +310,28 @@ def test_the_command_refuses_in_one_line(nets: Path, tmp_path: Path) -> None:
     assert "error: cpu 'arm' is unknown; use one of x86-64-v2" in cpu.stderr
 
 
+def test_what_contexts_would_gain_is_said_by_choice(
+    nets: Path, folder: Path, tmp_path: Path
+) -> None:
+    arguments = (f"{nets}:Net", tmp_path / "same", "--dense-features", 2, "--embedding-dim", 4)
+    cached = (*arguments, "--cache", CACHE)
+    said = run(*cached, "--explain", "--context-embeddings", "0:3", "--json")
+    assert said.exit_code == 0, said.output
+    contexts = json.loads(said.stdout)["contexts"]
+    assert (contexts["context_columns"], contexts["columns"]) == (3, 6)
+    # What is written is what is written without; weights are drawn.
+    assert {each.name for each in (tmp_path / "same").iterdir()} == {
+        each.name for each in folder.iterdir()
+    }
+    assert (tmp_path / "same/program.pt2").read_bytes() == (folder / "program.pt2").read_bytes()
+    for more, message in (
+        (("--explain",), "no column is the user's; name some with --context-embeddings"),
+        (("--explain", "--context-dense", "1:3"), "--context-dense is '1:3'; give BEGIN:END"),
+        (("--context-dense", "0:1"), "columns of the context are for --explain; add it"),
+    ):
+        assert message in " ".join(run(*cached, *more).stderr.split())
+
+
 def test_the_help_teaches_with_an_example() -> None:
     result = run("--help")
     assert result.exit_code == 0

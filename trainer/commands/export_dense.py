@@ -38,6 +38,27 @@ def command(
         Path | None,
         typer.Option(help="A folder of compiled programs, to compile an unchanged net once."),
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Also say what computing the user's columns once would gain, for one user and 256 "
+            "candidates, and what of the net is in the way; with --cache, what was measured is "
+            "kept there.",
+        ),
+    ] = False,
+    context_embeddings: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BEGIN:END",
+            help="With --explain: columns of embeddings that are the user's, as 0:640; given "
+            "several times.",
+        ),
+    ] = None,
+    context_dense: Annotated[
+        list[str] | None,
+        typer.Option(metavar="BEGIN:END", help="With --explain: columns of dense that are."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Compile any nn.Module with forward(dense, embeddings) -> scores for serving.
@@ -53,6 +74,8 @@ def command(
     Then: embertide import --table ... --dense nets/rank snapshots/rank
     """
     from embertide.trainer.model import foreign  # torch takes seconds: not for --help
+    from embertide.trainer.model.export import ExportError
+    from embertide.trainer.model.rewrite import explain as explaining
 
     bar = progress_bar(
         rich.progress.SpinnerColumn(),
@@ -67,13 +90,23 @@ def command(
             cpu=cpu,
             heads=tuple(head or ()),
         )
+        if explain:
+            columns = dense_features, embedding_dim
+            contexts = explaining.contexts_of(*columns, context_dense, context_embeddings)
+        elif context_dense or context_embeddings:
+            raise ExportError("columns of the context are for --explain; add it")
         module = foreign.load_module(target)
         unused = [] if weights is None else foreign.load_weights(module, weights)
         bar.update(task, description="compiling and comparing")
         facts = {"target": target, "unused_weights": unused}
         description = foreign.export_folder(module, output, shape, cache=cache, **facts)
+        explanation = None
+        if explain:
+            bar.update(task, description="rewriting for contexts")
+            explanation = explaining.explain(module, contexts, cache)
     if as_json:
-        print_json({"path": str(output), **description})
+        more = {} if explanation is None else {"contexts": explanation.facts()}
+        print_json({"path": str(output), **description, **more})
         return
     if unused:
         say(f"not used from {weights}: {', '.join(unused)}")
@@ -84,3 +117,5 @@ def command(
         else f"not compared with the module: this machine cannot run {cpu}"
     )
     say(f"{output}: {description['parameters']:,} parameters for {cpu}, {compared}")
+    for line in () if explanation is None else explanation.lines():
+        say(line)
