@@ -1,9 +1,10 @@
 """Claims that the project's tests hold: `python -m bench.held PART ...`.
 
 `model` is a model's life: what a feature costs that comes later is a row of `bench.change`, what
-late labels cost one of `python -m bench.train labels`. `drift` is of moves; schedules by chance are
-a part of `bench.edges`. `security` is what keeps strangers out: what
-TLS costs is a row of `bench.remote`.
+late labels cost one of `python -m bench.train labels`. `drift` is of moves. `security` is what
+keeps strangers out: what TLS costs is a row of `bench.remote`. `edges` is what comes from outside:
+EMBERTIDE_TABLES sets how many tables are generated, EMBERTIDE_CALLS how many calls a restart meets.
+`front` is whether what held behind the stock front end holds behind ours, and still behind that.
 """
 
 import functools
@@ -18,6 +19,8 @@ from bench.servers import ROOT, BenchError
 _SAID = re.compile(r"^(?:(\d+) failed, )?(\d+) passed", re.MULTILINE)
 # `-m pytest` would add the root to the path.
 _PYTEST = (sys.executable, "-c", "import pytest, sys; sys.exit(pytest.main())", "-q")
+_OURS = "not triton and not http"
+_STOCK = "triton or http or stock"
 # By part: case, tests, the words that choose them, claim.
 CLAIMS = {
     "model": (
@@ -38,6 +41,36 @@ CLAIMS = {
         ("Triton's doors ask for a key", "e2e/test_doors.py", "test_", "21.1"),
         ("credentials replaced under traffic", "e2e/test_rotation.py", "test_", "21.3"),
         ("a node ends soon, whoever is connected", "e2e/test_ends.py", "test_", "21.6"),
+    ),
+    "edges": (
+        ("generated tables", "trainer/test_planted.py", "test_", "A.1"),
+        ("extras alone in a fresh environment", "e2e/test_wheel.py", "extra", "A.2"),
+        ("another user of the machine", "e2e/test_strangers.py", "test_", "A.4"),
+        ("scripts of a day of operating", "control/test_scenarios.py", "test_", "A.6"),
+        ("schedules by chance", "control/test_explore.py", "test_", "A.6"),
+        ("nodes restarted, stopped, away", "e2e/test_rolling_restart.py", "test_", "A.7"),
+        ("yesterday's folder, today's command", "trainer/test_going_on.py", "test_", "A.9"),
+        ("messages say what to do next", "common/test_messages.py", "test_", "A.10"),
+    ),
+    "front": (
+        ("nobody gets in whom the page does not name", "e2e/test_who_gets_in.py", "test_", "B.5"),
+        ("our doors ask for a key", "e2e/test_doors.py", _OURS, "B.5"),
+        ("credentials replaced under traffic", "e2e/test_rotation.py", "test_", "B.5"),
+        ("a node ends soon, whoever is connected", "e2e/test_ends.py", "test_", "B.5"),
+        ("hostile callers", "e2e/test_hostile_callers.py", "test_", "B.5"),
+        ("lookups", "e2e/test_lookup_serving.py", _OURS, "B.5"),
+        ("ranking", "e2e/test_ranking_serving.py", _OURS, "B.5"),
+        ("clients", "e2e/test_client.py", _OURS, "B.5"),
+        ("restarts", "e2e/test_restarts.py", "test_", "B.5"),
+        ("rolling restarts", "e2e/test_rolling_restart.py", "test_", "B.5"),
+        ("what our front end tells of itself", "e2e/test_front.py", "test_", "B.5"),
+        ("a node answers its manifest's probes", "e2e/test_manifest_probes.py", "test_", "B.5"),
+        ("the stock front end: doors", "e2e/test_doors.py", _STOCK, "B.5"),
+        ("the stock front end: lookups", "e2e/test_lookup_serving.py", _STOCK, "B.5"),
+        ("the stock front end: ranking", "e2e/test_ranking_serving.py", _STOCK, "B.5"),
+        ("the stock front end: clients", "e2e/test_client.py", _STOCK, "B.5"),
+        ("the stock front end, a named installation", "e2e/test_other_triton.py", "test_", "B.5"),
+        ("manifests", "k8s", "test_", "B.5"),
     ),
 }
 

@@ -1,10 +1,7 @@
 """Each extra in a fresh environment, from the wheel (claim A.2): what its page says works there.
 
-    make wheel && python -m bench.edges extras
-
-For each wheel in dist/ (of Python 3.11 and 3.12) and each extra, pip makes an environment of it
-alone, as a user would, and a script does what the extra's page begins with. EMBERTIDE_EXTRAS names
-some of the extras, between spaces; what is tried and fails is printed.
+Pip makes an environment of an extra alone, as a user would, and a script does what the extra's page
+begins with.
 """
 
 import contextlib
@@ -12,18 +9,15 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import embertide
-from bench import report
 from bench.edges.strangers import wait_for
-from bench.servers import ROOT, BenchError
+from bench.servers import BenchError
 from embertide.server.adapters.process import Child, free_ports
 
-CLAIM = "A.2"
 EXTRAS = ("client", "train", "serve", "train,serve", "train,mlflow")
 _INSTALL_S, _RUN_S = 3600, 1800
 _HOURS = "12"
@@ -171,23 +165,3 @@ def try_extra(wheel: Path, extra: str, grpc: str, publication: Path) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="extra-") as name:
         _TRIES[extra](Environment(Path(name), wheel, extra), grpc, publication)
-
-
-def run() -> Iterator[report.Row]:
-    """Try each extra of each wheel."""
-    wheels = sorted((ROOT / "dist").glob("embertide-*.whl"))
-    if not wheels:
-        raise BenchError("there is no wheel in dist/: run make wheel")
-    wanted = os.environ.get("EMBERTIDE_EXTRAS", " ".join(EXTRAS)).split()
-    with tempfile.TemporaryDirectory(prefix="extras-") as name, served(Path(name)) as site:
-        for wheel in wheels:
-            for extra in wanted:
-                works = 1.0
-                try:
-                    try_extra(wheel, extra, *site)
-                except BenchError as error:
-                    works = 0.0
-                    print(f"{wheel.name} [{extra}]: {error}", file=sys.stderr)
-                case = f"Python {wheel.name.split('-')[2]}, embertide[{extra}]"
-                metric = (case, "its page works", "0 or 1")
-                yield report.measure(metric, [works], better="higher", target=1, claim=CLAIM)

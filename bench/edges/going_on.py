@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from bench import report
 from bench.servers import BUILD, ROOT, BenchError
 from bench.snapshots import newest_files
 from embertide.server.adapters.process import Child, free_ports
@@ -461,23 +460,3 @@ def try_pair(name: str) -> str:
         except WrongError as error:
             return str(error)
     return ""
-
-
-def run() -> Iterator[report.Row]:
-    """Yield a row a pair, 1 if it went on, and one of all."""
-    went_on = []
-    for name in PAIRS:
-        wrong = try_pair(name)
-        went_on.append(float(not wrong))
-        if wrong:
-            print(f"{name}: {wrong}", file=sys.stderr)
-        yield report.measure(
-            (name, "went on", "1"), [went_on[-1]], better="higher", target=1.0, claim="A.9"
-        )
-    yield report.measure(
-        ("all pairs", f"went on, of {len(went_on)}", "share"),
-        [sum(went_on) / len(went_on)],
-        better="higher",
-        target=1.0,
-        claim="A.9",
-    )

@@ -1,13 +1,13 @@
 """Nodes that end, stand still and come back under traffic, and callers that wait no longer.
 
-Three nodes as `embertide serve` runs them, each with the whole of a small lookup model, and clients
-with all their addresses, by threads and by asyncio:
+Nodes as `embertide serve` runs them, each with the whole of a small lookup model, and clients with
+all their addresses, by threads and by asyncio:
 
-* each node in turn is told to end, and started again once it has: at once (plain), and in
-  Kubernetes' order, where a node goes on for a while (`--leave-s`);
-* one is stopped (SIGSTOP) for 10 s, and goes on;
-* one is killed, is away, and comes back: how long until the client uses it again;
-* 10,000 calls that end after 1.5 to 3 ms, by their time and by cancelled tasks: the node lives.
+* `roll`: each node in turn is told to end, and started again once it has; with `leave_s` in
+  Kubernetes' order, where a node goes on for a while;
+* `stand_still`: one is stopped (SIGSTOP) for a while, and goes on;
+* `come_back`: one is killed, is away, and comes back: how long until the client uses it again;
+* `impatient`: calls that end early, by their time and by cancelled tasks: the node lives.
 """
 
 import asyncio
@@ -18,7 +18,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +27,8 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import report
 from bench.models import bucket_records
-from bench.servers import BUILD, BenchError
+from bench.servers import BenchError
 from bench.shapes import SEED, Shape
 from embertide.client import AsyncClient, Client, ClientError, DeadlineError
 from embertide.server.adapters.process import Child, free_ports
@@ -42,16 +40,9 @@ KINDS: tuple[Kind, ...] = ("threads", "asyncio")
 MODEL = "lookup"
 _SHAPE = Shape(name="restart", rows=5_000, tables=4)
 _ROWS = 8  # of a call
-_NODES = 3
 AT_ONCE = 4  # calls under way
 TIMEOUT_S = 2.0
-_LEAVE_S = 3.0
 _START_S = 120.0
-_CALLS = 20_000
-_STOP_S = 10.0
-_AWAY_S = 10.0
-_BACK = 5  # times
-_IMPATIENT = 10_000
 _LOOK_S = 0.005
 
 
@@ -377,86 +368,3 @@ def impatient(
             return {**client.counters(), "late_calls": late}
 
     return asyncio.run(run())
-
-
-# --- rows -----------------------------------------------------------------------------------------
-
-
-def _holds(case: str, metric: str, holds: bool, claim: str = "A.7") -> report.Row:
-    name = (case, metric, "holds")
-    return report.measure(name, [float(holds)], better="higher", target=1, claim=claim)
-
-
-def _count(case: str, metric: str, value: float, unit: str = "count") -> report.Row:
-    return report.measure((case, metric, unit), [value], better="lower", target=0)
-
-
-def _calls(
-    case: str, traffic: Traffic, least: int, claims: Sequence[str] = ("A.7",)
-) -> Iterator[report.Row]:
-    asked, failures = traffic.asked(), traffic.failures()
-    for text, count in failures.most_common(3):
-        sys.stderr.write(f"{case}: {count} x {text}\n")
-    for each in [each for each in asked if each.failure][:20]:
-        sys.stderr.write(f"  {each}\n")
-    sys.stderr.write(f"  {traffic.counters}\n")
-    held = len(asked) >= least and not failures
-    for claim in claims:
-        yield _holds(case, f"0 of >= {least:,} calls failed", held, claim)
-    yield _count(case, "calls", len(asked))
-    yield _count(case, "failed", failures.total())
-    took_s = np.array([each.took_s for each in asked])
-    yield _count(case, "longest call", float(took_s.max() * 1e3), "ms")
-    yield _count(case, "longest pause of the client itself", traffic.longest_pause_s * 1e3, "ms")
-
-
-def run() -> Iterator[report.Row]:
-    """Yield the rows."""
-    base = BUILD / "bench"
-    base.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=base) as name:
-        folder = Path(name)
-        snapshot = write_model(folder)
-        for order, leave_s in (("plain", 0.0), ("Kubernetes' order", _LEAVE_S)):
-            with serving(snapshot, folder, nodes=_NODES, leave_s=leave_s) as nodes:
-                for kind in KINDS:
-                    case = f"rolling restart, {order}, {kind}"
-                    yield from _calls(case, roll(nodes, kind, _CALLS), _CALLS, ("A.7", "B.4"))
-                if leave_s:
-                    continue
-                ends_s = [took_s for node in nodes for took_s in node.ends_s]
-                end = ("rolling restart, plain", "from SIGTERM to the end, longest", "s")
-                yield report.measure(end, [max(ends_s)], better="lower", target=3, claim="B.4")
-                for kind in KINDS:
-                    yield from _stopped(nodes, kind)
-                for kind in KINDS:
-                    yield from _returned(nodes, kind)
-                for kind in KINDS:
-                    yield from _impatient(nodes[0], kind)
-
-
-def _stopped(nodes: Sequence[Node], kind: Kind) -> Iterator[report.Row]:
-    case = f"one of three stopped for {_STOP_S:.0f} s, {kind}"
-    traffic, inside = stand_still(nodes, kind, _STOP_S)
-    yield from _calls(case, traffic, len(inside))
-    p99_s = float(np.percentile([each.took_s for each in inside], 99))
-    name = (case, "p99 of calls meanwhile / deadline", "ratio")
-    yield report.measure(name, [p99_s / TIMEOUT_S], better="lower", target=0.5, claim="A.7")
-
-
-def _returned(nodes: Sequence[Node], kind: Kind) -> Iterator[report.Row]:
-    case = f"a node back after {_AWAY_S:.0f} s, {kind}"
-    took_s = come_back(nodes, kind, _AWAY_S, _BACK)
-    name = (case, "used again after it was ready", "s")
-    yield report.measure(name, took_s, better="lower", target=2.0, claim="A.7")
-    yield _count(case, "... longest of those", max(took_s), "s")
-
-
-def _impatient(node: Node, kind: Kind) -> Iterator[report.Row]:
-    how = "cancelled tasks" if kind == "asyncio" else "timeout_s"
-    case = f"calls that wait 1.5 to 3 ms, {kind}, {how}"
-    before = node.pids()
-    counters = impatient(node, kind, _IMPATIENT)
-    yield _holds(case, f"the node lives after {_IMPATIENT:,}", node.pids() == before)
-    yield _count(case, "that waited no longer", counters["late_calls"])
-    yield _count(case, "unheard at the end", counters["unheard"])

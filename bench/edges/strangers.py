@@ -22,13 +22,11 @@ from typing import Self
 
 import psutil
 
-from bench import report
 from bench.edges.disk import within
 from bench.servers import BenchError
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.triton import find_backends
 
-CLAIM = "A.4"
 _SCRIPT = Path(__file__).with_name("stranger.py")
 _NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 _PYTHON = "/usr/bin/python3"  # ours may lie where nobody gets in
@@ -243,33 +241,3 @@ def start_serve(site: Site, publication: Path) -> Child:
     child = site.start("serve", *words, "--ssd-mib", "64", "--directory", site.folder / "serve")
     site.await_text(child, "ready")
     return child
-
-
-def _rows(case: str, found: Found) -> Iterator[report.Row]:
-    words = {
-        "written": "files and folders written",
-        "secrets": "files and processes whose secrets are read",
-        "sockets": "sockets that answer as Redis",
-        "ports": "ports that answer as Redis",
-    }
-    for kind, metric in words.items():
-        name = (f"{case}, {found.tried[kind]} tried", metric, "of them")
-        yield report.measure(
-            name, [float(len(found.got[kind]))], better="lower", target=0, claim=CLAIM
-        )
-
-
-def run() -> Iterator[report.Row]:
-    """Try beside a control plane, beside a demo, and beside a node of `serve`."""
-    with Site() as site:
-        start_control(site)
-        yield from _rows("control plane", site.look())
-        out = site.folder / "demo"
-        demo = start_demo(site, out)
-        yield from _rows("demo: trainer, control plane, nodes, Redis", site.look())
-        demo.stop()
-        start_serve(site, out / "publication")
-        yield from _rows("node of serve", site.look())
-        name = ("torch's folder, made first by another user", "files in it", "of ours")
-        files = float(len(list(site.planted.iterdir())))
-        yield report.measure(name, [files], better="lower", target=0, claim=CLAIM)

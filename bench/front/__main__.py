@@ -3,7 +3,7 @@
 Each part is a module with `run(options)`, which yields rows. It prints a table and writes
 `build/bench/front_PART.json`. A part says what it tries in its own docstring. `--target` names
 whom: the stock server, or it behind a proxy (bench/front/targets.py); the first is the peer of
-the others where two are compared.
+the others where two are compared. What tests hold is a part of `bench.held`.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import sys
 from bench import parts, report
 from bench.front import speed, targets
 
-PARTS = ("storm", "hostile", "speed", "conformance", "watched", "suites")
+PARTS = ("storm", "hostile", "speed", "conformance")
 
 
 def _options() -> argparse.ArgumentParser:
@@ -35,7 +35,6 @@ def _options() -> argparse.ArgumentParser:
         "--kind", nargs="+", choices=speed.KINDS, default=speed.KINDS, help="of speed"
     )
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 8], help="of speed")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of a watched run")
     return parser
 
 

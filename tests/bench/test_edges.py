@@ -1,4 +1,4 @@
-"""What the edges' benchmarks say of what they saw: disks, tasks with faults, schedules; a GPU."""
+"""What the edges' benchmarks say of what they saw: disks, tasks with faults; a GPU."""
 
 import os
 import time
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench import hbm
-from bench.edges import disk, operations, outcomes
+from bench.edges import disk, outcomes
 
 
 def test_a_full_disk_is_rated_by_what_its_process_does() -> None:
@@ -40,14 +40,6 @@ def test_one_task_that_does_not_heal_is_a_share_of_all(
     assert rows["healed"].ours == 0.5
     assert rows["until it is healed, the longest"].ours == 1.0
     assert "seals" in capsys.readouterr().err
-
-
-def test_schedules_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EMBERTIDE_SCHEDULES", "1200")
-    monkeypatch.setattr(operations, "_scenario", lambda name: 1.0)
-    monkeypatch.setattr(operations, "_explored", lambda begin, count: begin != 500)
-    *_, explored, broken = operations.run()
-    assert (explored.ours, broken.ours) == (1200, 1)
 
 
 def test_a_gpu_is_rated_by_the_bandwidth_of_a_copy() -> None:

@@ -15,6 +15,42 @@ from bench.edges.message_rules import (
 )
 from embertide._common.terminal import wrapped
 
+NOBODY = "127.0.0.1:1"
+REFUSED: tuple[tuple[str, ...], ...] = (
+    ("serve", "nowhere", "--kind", "rank"),
+    ("serve", "nowhere", "--http-port", "99999"),
+    ("serve", "nowhere", "--host", "127.0.0.1:8000"),
+    ("serve", "nowhere", "--node", "[/b]"),
+    ("control", "--state", "nowhere"),
+    ("control", "--state", "redis://u:p@ss/w#rd@h/0"),
+    ("control", "--tokens", "nowhere"),
+    ("control", "--listen", "::1"),
+    ("status", "--url", f"http://{NOBODY}/metrics"),
+    ("status", "--bus", f"redis://{NOBODY}/0"),
+    ("node", "list", "--control", NOBODY),
+    ("plan", "show", "--control", NOBODY, "--token-file", "nowhere"),
+    ("hot", "--control", "10.0.0.7:1", "--token-file", "/dev/null"),
+    ("reshard", "--control", NOBODY),
+    ("drift", "mode", "odd", "--control", NOBODY),
+    ("snapshot", "show", "nowhere"),
+    ("snapshot", "diff", "nowhere", "x"),
+    ("explain", "item", "1", "--snapshot", "nowhere"),
+    ("explain", "item", "1", "--node", NOBODY),
+    ("context", "use", "nothing"),
+    ("context", "add", "[/b]", "--control", "a:1"),
+    ("context", "show"),
+    ("init", "nowhere.csv"),
+    ("train", "x", "--data", f"redis://{NOBODY}/0"),
+    ("send-events", f"redis://{NOBODY}/0", "--demo"),
+    ("import", "out"),
+    ("import", "out", "--table", "item=nowhere"),
+    ("eval", "nowhere", "--data", "x.parquet"),
+    ("guard", "nowhere"),
+    ("mirror", "nowhere", "x"),
+    ("cache-sim", "nowhere.parquet"),
+    ("stats",),
+)
+
 
 @functools.cache  # and not when tests are collected, which each worker does for all
 def every_message() -> list[Message]:
@@ -64,3 +100,16 @@ def test_a_refusal_in_a_terminal(words: tuple[str, ...], status: int, tmp_path: 
     assert not too_wide(shown.lines[error:])
     assert has_next_step(text.partition("error: ")[2])
     assert (f"Try 'embertide {words[0]} --help' for help." in text) == (status == 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_every_refusal_fits_a_terminal_and_has_a_next_step(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    shown = in_a_terminal(*words, folder=tmp_path)
+    text = " ".join(line.strip("│╭╮╰╯─ ") for line in shown.lines)
+    assert not too_wide(shown.lines)
+    assert "Traceback" not in text
+    assert shown.status in (1, 2), text
+    assert has_next_step(text.partition("error: ")[2] or text) or "--help" in text

@@ -1,6 +1,11 @@
-"""embertide.Client while real nodes end, stand still and come back (bench.edges.restart, short)."""
+"""embertide.Client while real nodes end, stand still and come back.
 
+EMBERTIDE_CALLS sets how many calls a rolling restart meets, at the least (500).
+"""
+
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +15,7 @@ from bench.edges.restart import Kind, Node
 # Both run the same steps (library/client/call.py), so that one of them is enough each day.
 LONG = pytest.mark.parametrize("kind", ["threads", pytest.param("asyncio", marks=pytest.mark.long)])
 BOTH = pytest.mark.parametrize("kind", restart.KINDS)
+CALLS = int(os.environ.get("EMBERTIDE_CALLS", "500"))
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +29,18 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
 def test_no_call_fails_while_nodes_are_restarted_one_after_another(
     nodes: list[Node], kind: Kind
 ) -> None:
-    traffic = restart.roll(nodes, kind, calls=500)
+    traffic = restart.roll(nodes, kind, CALLS)
     assert not traffic.failures()
     assert {each.node for each in traffic.asked()} == {"node-0", "node-1"}
+
+
+@pytest.mark.long
+@BOTH
+def test_no_call_fails_while_nodes_are_restarted_in_kubernetes_order(
+    tmp_path: Path, kind: Kind
+) -> None:
+    with restart.serving(restart.write_model(tmp_path), tmp_path, nodes=3, leave_s=3) as nodes:
+        assert not restart.roll(nodes, kind, CALLS).failures()
 
 
 @LONG

@@ -1,4 +1,4 @@
-"""Yesterday's folder and today's same command: a few pairs of `bench.edges.going_on`, in process.
+"""Yesterday's folder and today's same command: pairs of `bench.edges.going_on`, a few in process.
 
 What is refused instead says what the folder is, and what to do.
 """
@@ -66,6 +66,12 @@ class InProcess(going_on.Work):
 )
 def test_yesterdays_folder_goes_on(tmp_path: Path, name: str) -> None:
     going_on.PAIRS[name](InProcess(tmp_path))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", going_on.PAIRS)
+def test_yesterdays_folder_goes_on_with_processes_of_their_own(name: str) -> None:
+    assert going_on.try_pair(name) == ""
 
 
 def test_an_empty_folder_with_object_storage_has_the_cadence_of_before(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
-"""Names and values of files are data: what stands in them never runs, wherever it is written."""
+"""Names and values of files are data: what stands in them never runs, wherever it is written.
+
+EMBERTIDE_TABLES sets how many generated tables the long test takes through (500).
+"""
 
 import ast
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,13 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from bench.edges.files import notices_planted_code
 from bench.edges.pipeline import outcome
 from bench.edges.tables import PLANTED, Drawn, tables
 from embertide.trainer.__main__ import app
 from embertide.trainer.commands.run_file import explained, load, read_plain
 from embertide.trainer.config import FeatureConfig, ModelConfig, RunConfig, TableConfig
 
+MANY = int(os.environ.get("EMBERTIDE_TABLES", "500"))
 CODE = f"import sys;sys.{PLANTED}=1"
 NAMES = [
     f"x\n{CODE}#",
@@ -95,7 +99,8 @@ def test_print_config_writes_names_as_literals(name: str) -> None:
 
 
 def test_code_that_runs_would_be_noticed() -> None:
-    assert notices_planted_code()
+    exec(f"# A column: x\n{CODE}#", {})  # as a careless writer did
+    assert planted()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +143,7 @@ def test_generated_tables_work_or_are_refused_in_one_line(
 
 
 @pytest.mark.long
-@hypothesis.settings(SETTINGS, max_examples=500, derandomize=False)
+@hypothesis.settings(SETTINGS, max_examples=MANY, derandomize=False)
 @hypothesis.given(drawn=tables())
 def test_many_generated_tables_work_or_are_refused_in_one_line(
     drawn: Drawn, tmp_path_factory: pytest.TempPathFactory
