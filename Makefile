@@ -225,7 +225,7 @@ bench-ssd: dev cpp ## the SSD tier against RocksDB and fio (librocksdb-dev, fio)
 bench-train: dev $(if $(filter speed,$(PARTS)),build/.peers) ## quality of trained models on a file of clicks, DATA=clicks.parquet; speed against FBGEMM; PARTS="quality" for one part; runs are resumed
 	$(BIN)/python -m bench.train $(PARTS) $(if $(DATA),--data "$(DATA)")
 
-bench-ranks: dev cpp build/.torchrec ## one run of many ranks: against TorchRec and one process, over a wire, quality, kills, pods; PARTS="speed wire", DATA=clicks.parquet; alone on the machine
+bench-ranks: dev cpp build/.torchrec ## one run of many ranks: against TorchRec and one process, over a wire, quality, faults, pods; EMBERTIDE_KILLS=25 for kills; PARTS="speed wire", DATA=clicks.parquet; alone on the machine
 	$(BIN)/python -m bench.ranks $(PARTS) $(if $(DATA),--data "$(DATA)")
 
 bench-rank: dev ## the dense net rewritten for one user and many candidates, beside the unrewritten; ten minutes

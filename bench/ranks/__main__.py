@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench import parts, report
 from bench.held import held
-from bench.ranks import kills, pods, quality, speed, wire
+from bench.ranks import pods, quality, speed, wire
 from bench.servers import BUILD, BenchError
 
 _RANKS = "tests/trainer/test_ranks.py"
@@ -16,6 +16,7 @@ _NAMED = "another_configuration or fails_in_any_stage or cannot_be_read or drive
 # What tests hold: case, tests, the words that choose them, claim.
 _HELD = (
     ("a step of 1, 2 and 4 ranks within 1e-5 of fp64", _RANKS, "of_fp64 or bit_for_bit", "20.1"),
+    ("ranks killed at random, nodes following", "tests/e2e/test_killed_ranks.py", "test_", "20.3"),
     ("a rank lost in each stage", "tests/trainer/test_rank_faults.py", "test_", "20.9"),
     ("another configuration, a stage that fails", _RANKS, _NAMED, "20.9"),
 )
@@ -38,7 +39,6 @@ def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--data", type=Path, metavar="PATH", help="the news file, of quality")
     parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
-    parser.add_argument("--kills", type=int, default=50, help="of each model")
     return parser
 
 
@@ -49,7 +49,6 @@ if __name__ == "__main__":
             "bench.ranks",
             "Many ranks",
             {
-                "kills": lambda given: kills.run(given.kills),
                 "faults": lambda _: (held(*each, claim=claim) for *each, claim in _HELD),
                 "speed": lambda given: speed.measure(given.repetitions),
                 "wire": lambda given: wire.measure(given.repetitions),

@@ -1,7 +1,5 @@
 """Runs of several ranks that are killed at random, while nodes follow them.
 
-    python -m bench.ranks kills [--kills 50]
-
 A run that nothing interrupts says what is right: the files of its last snapshot, and what a node
 answers at each of its versions. The same run is then killed again and again. Each time one rank,
 all ranks, torchrun's agent or the command gets SIGKILL: while ranks start, while a snapshot is
@@ -19,12 +17,9 @@ from typing import get_args
 
 import numpy as np
 
-from bench import report
 from bench.ranks.followers import Findings, Reference, following
 from bench.ranks.killed_run import (
     MOMENTS,
-    PLAIN,
-    PRUNED,
     VICTIMS,
     End,
     Moment,
@@ -32,14 +27,10 @@ from bench.ranks.killed_run import (
     Stream,
     Victim,
 )
-from bench.report import CONSOLE
-from bench.servers import BUILD
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 
 SEED = 20
-_CLAIM = "20.3"
-_FOLDER = BUILD / "bench" / "kills"
 _KEEP_ALL = 10_000
 
 
@@ -148,43 +139,3 @@ def kill_again_and_again(
             outcome.ends.append(run.end().comparable == end.comparable)
         shutil.rmtree(place / "pub")
     return outcome
-
-
-def run(kills: int = 50, ranks: int = 2) -> list[report.Row]:
-    """Kill the plain and the pruned model so many times each; return the rows of the report."""
-    rows: list[report.Row] = []
-    for name, stream in (("plain", PLAIN), ("pruned, with histories and counters", PRUNED)):
-        shutil.rmtree(_FOLDER, ignore_errors=True)
-        outcome = kill_again_and_again(_FOLDER, stream, ranks, kills)
-        CONSOLE.print(f"{name}, {ranks} ranks: {outcome.line()}")
-        rows += _rows(f"{name}, {ranks} ranks", outcome, kills)
-    return rows
-
-
-def _rows(case: str, outcome: Outcome, kills: int) -> Iterator[report.Row]:
-    findings = outcome.findings
-
-    def row(metric: str, value: float) -> report.Row:
-        name = (case, metric, "count")
-        return report.measure(name, [value], better="lower", target=0, claim=_CLAIM)
-
-    yield report.measure(
-        (case, "SIGKILLs", "count"), [outcome.killed], better="higher", target=kills, claim=_CLAIM
-    )
-    equal = [float(each) for each in outcome.ends]
-    yield report.measure(
-        (case, "ends byte-identical to the uninterrupted run's", "share"),
-        [min(equal)],
-        better="higher",
-        target=1,
-        claim=_CLAIM,
-    )
-    yield row("answers that mix versions", findings.mixed + findings.unknown)
-    yield row("steps back to an older version", findings.back)
-    yield row("versions lost", findings.lost)
-    yield row("versions published otherwise", findings.published_otherwise)
-    for metric, count in (
-        ("answers compared", findings.answers),
-        ("versions among them", len(findings.versions)),
-    ):
-        yield report.measure((case, metric, "count"), [count], better="higher", target=0)
