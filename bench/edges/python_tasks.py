@@ -23,18 +23,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench import report
 from bench.edges.disk import within
-from bench.edges.going_on import CACHE, TRAINER
+from bench.edges.news import CACHE, TRAINER
 from bench.edges.outcomes import FAULTS, HEALS_S, SAYS_S, STARTS_S, Outcome, rows
-from bench.edges.restart import write_model
 from bench.edges.trainer_disk import Sending
 from bench.front.targets import LIVE, heard
+from bench.models import write_lookup
 from bench.servers import BUILD, BenchError
+from bench.shapes import Shape
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.publish.folder import Publication
 from embertide.v1 import control_pb2, control_pb2_grpc
 
 _FOLDER = BUILD / "bench" / "edges" / "threads"
+_SHAPE = Shape(name="served", rows=5_000, tables=4)
 _PAGE = "metrics"  # the task of the page that shows the others
 
 
@@ -235,7 +237,12 @@ class _Serving(_Process):
         folder.mkdir(parents=True)
         (port,) = free_ports(1)
         self._said = folder / "said.json"
-        words = [str(write_model(folder)), str(folder / "node"), str(port), str(self._said)]
+        words = [
+            str(write_lookup(_SHAPE, folder)),
+            str(folder / "node"),
+            str(port),
+            str(self._said),
+        ]
         self.command = [sys.executable, "-c", _SERVES, *words]
         self._server = f"127.0.0.1:{port}"
 

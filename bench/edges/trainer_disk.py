@@ -19,7 +19,7 @@ from typing import Any
 
 from bench import report
 from bench.edges import disk
-from bench.edges.going_on import CACHE, TRAINER, event_at, news
+from bench.edges.news import CACHE, TRAINER, event_at, news
 from bench.servers import BUILD, BenchError
 from embertide.server.adapters.process import Child
 from embertide.server.adapters.redis import RedisOptions, RedisServer

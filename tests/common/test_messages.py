@@ -4,8 +4,7 @@ import functools
 from pathlib import Path
 
 import pytest
-
-from bench.edges.message_rules import (
+from message_rules import (
     Message,
     has_next_step,
     in_a_terminal,
@@ -13,6 +12,7 @@ from bench.edges.message_rules import (
     next_step,
     too_wide,
 )
+
 from embertide._common.terminal import wrapped
 
 NOBODY = "127.0.0.1:1"

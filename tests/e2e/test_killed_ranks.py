@@ -11,9 +11,8 @@ import os
 from pathlib import Path
 
 import pytest
-
-from bench.ranks.killed_run import PLAIN, PRUNED, Stream
-from bench.ranks.kills import SEED, kill_again_and_again
+from killed_run import PLAIN, PRUNED, Stream
+from rank_kills import SEED, kill_again_and_again
 
 KILLS = int(os.environ.get("EMBERTIDE_KILLS", "3"))
 SEED_OF_KILLS = int(os.environ.get("EMBERTIDE_SEED", str(SEED)))

@@ -15,9 +15,9 @@ import pytest
 from checker import bucket_of
 from numpy.typing import NDArray
 from serving import Client, beside, metric
+from snapshots import snapshot_files
 from waiting import wait_until
 
-from bench.snapshots import snapshot_files
 from embertide import _store
 from embertide.server.adapters import process, triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer

@@ -22,9 +22,9 @@ import numpy as np
 import own_net
 import pytest
 from late import late, write
+from snapshots import snapshot_files
 from waiting import wait_until
 
-from bench.snapshots import snapshot_files
 from embertide.server.adapters.process import Child
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.publish.folder import Publication

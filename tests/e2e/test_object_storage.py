@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from buckets import S3, s3_server
 from serving import metric
+from snapshots import newest_files
 from waiting import wait_until
 
-from bench.snapshots import newest_files
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.cli.common_options import DEFAULT_BACKENDS
 from embertide.trainer.data.generator import NewsConfig, NewsSource

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+import strangers
+from strangers import Found, Site
 
-from bench.edges import strangers
-from bench.edges.strangers import Found, Site
 from embertide._common import redis_url
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer, find_binary

@@ -8,9 +8,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import extras
 import pytest
-
-from bench.edges import extras
 
 ROOT = Path(__file__).parents[2]
 # What a minimal Debian has of what the demo calls.

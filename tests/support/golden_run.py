@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from killing import Killed, train
+from snapshots import snapshot_files
 
-from bench.snapshots import snapshot_files
 from embertide.trainer.config import (
     CountersConfig,
     FeatureConfig,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rankpool import RankPool, rank_pool
+from snapshots import newest_files
 from syncjobs import (
     SHAPES,
     Synced,
@@ -17,7 +18,6 @@ from syncjobs import (
     train_with,
 )
 
-from bench.snapshots import newest_files
 from embertide.trainer.config import DCT, AllReduce
 from embertide.trainer.publish.folder import Publication
 

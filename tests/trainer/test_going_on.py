@@ -1,4 +1,4 @@
-"""Yesterday's folder and today's same command: pairs of `bench.edges.going_on`, a few in process.
+"""Yesterday's folder and today's same command: pairs of `going_on.PAIRS`, a few in process.
 
 What is refused instead says what the folder is, and what to do.
 """
@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import going_on
 import pytest
 import redis
 from killing import CACHE, train
 from typer.testing import CliRunner
 
 import embertide
-from bench.edges import going_on
+from bench.edges.news import news
 from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.__main__ import app
@@ -76,7 +77,7 @@ def test_yesterdays_folder_goes_on_with_processes_of_their_own(name: str) -> Non
 
 def test_an_empty_folder_with_object_storage_has_the_cadence_of_before(tmp_path: Path) -> None:
     work = InProcess(tmp_path)
-    days = going_on.news(10, views_per_hour=60)
+    days = news(10, views_per_hour=60)
     events = work.write("news.parquet", days[:1])
     said = ("--data", tmp_path / "news.parquet", "--storage", f"file://{tmp_path}/bucket")
     work.learned(events, *said)
@@ -93,7 +94,7 @@ def test_an_empty_folder_with_object_storage_has_the_cadence_of_before(tmp_path:
 
 def test_a_folder_says_where_it_comes_from(tmp_path: Path) -> None:
     work = InProcess(tmp_path)
-    events = work.write("news.parquet", going_on.news(1))
+    events = work.write("news.parquet", news(1))
     work.learned(events, "--data", tmp_path / "news.parquet")
     wanted = FolderOrigin(model="news", events=str(tmp_path / "news.parquet"))
     assert FolderOrigin.read(work.publication) == wanted
@@ -198,7 +199,7 @@ def test_another_runs_settings_are_named_with_the_folder(tmp_path: Path) -> None
 
 def test_a_warm_start_is_said_with_its_figures_also_when_it_goes_on(tmp_path: Path) -> None:
     work = InProcess(tmp_path)
-    days = going_on.news(2, views_per_hour=60)
+    days = news(2, views_per_hour=60)
     work.write("news.parquet", days[:1])
     data = ("--data", tmp_path / "news.parquet")
     work.train(*data, into=tmp_path / "first")

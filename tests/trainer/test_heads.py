@@ -17,8 +17,8 @@ from fp64 import batch_of, model
 from killing import CACHE, train
 from rankjobs import in_parts
 from shopping import HEADS, Shopping, tasks_of
+from snapshots import newest_files
 
-from bench.snapshots import newest_files
 from embertide.trainer.commands.inputs import check_model
 from embertide.trainer.config import (
     HeadConfig,

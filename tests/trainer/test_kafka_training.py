@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from kafka_broker import KafkaBroker, messages_of
 from killing import CACHE, train
+from snapshots import newest_files
 from waiting import wait_until
 
-from bench.snapshots import newest_files
 from embertide.server.adapters.process import Child
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data import open_events

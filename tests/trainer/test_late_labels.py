@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from killing import CACHE, train, unserved
 from late import FEEDBACK, Late, late, write
+from snapshots import newest_files
 
-from bench.snapshots import newest_files
 from embertide.trainer.config import LabelJoin, RunConfig
 from embertide.trainer.data import joined, open_events
 from embertide.trainer.data.base import Batch

@@ -15,9 +15,9 @@ import torch
 from killing import train
 from lists import DIM, FEATURES, KEYS, MODEL, source
 from numpy.typing import NDArray
+from snapshots import snapshot_files
 from torch import Tensor, nn
 
-from bench.snapshots import snapshot_files
 from embertide.trainer.commands.inputs import check_model
 from embertide.trainer.config import (
     CountersConfig,

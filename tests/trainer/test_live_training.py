@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import redis
 from killing import CACHE, Killed
+from snapshots import newest_files
 from waiting import wait_until
 
-from bench.snapshots import newest_files
 from embertide.server.adapters.bus import Bus
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from killing import CACHE, Killed, train, unserved
 from serving import flip_byte
+from snapshots import newest_files, snapshot_files
 from waiting import wait_until
 
-from bench.snapshots import newest_files, snapshot_files
 from embertide import _store
 from embertide.trainer.config import PruneConfig, RunConfig
 from embertide.trainer.data.base import Batch

@@ -16,10 +16,10 @@ import torch
 from fp64 import batch_of, model
 from killing import train
 from own_net import Tower
+from snapshots import newest_files
 from torch import Tensor
 from torch.optim.lr_scheduler import ExponentialLR
 
-from bench.snapshots import newest_files
 from embertide.trainer.commands.run_file import load
 from embertide.trainer.config import DenseConfig, ModelConfig, RunConfig, ScheduleConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource

@@ -13,10 +13,10 @@ import hypothesis
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from drawn_tables import PLANTED, Drawn, tables
+from table_pipeline import outcome
 from typer.testing import CliRunner
 
-from bench.edges.pipeline import outcome
-from bench.edges.tables import PLANTED, Drawn, tables
 from embertide.trainer.__main__ import app
 from embertide.trainer.commands.run_file import explained, load, read_plain
 from embertide.trainer.config import FeatureConfig, ModelConfig, RunConfig, TableConfig

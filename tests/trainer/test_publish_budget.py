@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from killing import CACHE, Killed, train
 from serving import flip_byte
+from snapshots import snapshot_files
 
-from bench.snapshots import snapshot_files
 from embertide import _store
 from embertide.trainer.config import PruneConfig, PublishBudget, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource

@@ -11,8 +11,8 @@ import pytest
 import torch
 from killing import CACHE, Killed
 from shop import RUN, Shop
+from snapshots import newest_files
 
-from bench.snapshots import newest_files
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.publish.folder import Publication

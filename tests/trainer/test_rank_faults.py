@@ -20,8 +20,8 @@ from rankfaults import (
 )
 from rankjobs import train
 from rankpool import RankFailedError, RankPool, rank_pool
+from snapshots import newest_files
 
-from bench.snapshots import newest_files
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import read_manifest
 from embertide.trainer.run.checkpoint.checkpoint import is_complete

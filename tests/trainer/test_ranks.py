@@ -32,8 +32,8 @@ from rankjobs import (
     wrong_events,
 )
 from rankpool import RankFailedError, RankPool, rank_pool
+from snapshots import newest_files
 
-from bench.snapshots import newest_files
 from embertide.trainer.config import Codecs
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.model.dlrm import Dlrm

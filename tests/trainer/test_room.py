@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from killing import CACHE, train
+from snapshots import newest_files
 
-from bench.snapshots import newest_files
 from embertide._common import room
 from embertide._common.room import RoomWatch, is_no_room, no_room
 from embertide.trainer.config import RunConfig

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from buckets import S3, s3_server
 from killing import CACHE, Killed
+from snapshots import newest_files
 
-from bench.snapshots import newest_files
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data import open_events
 from embertide.trainer.data.assemble import Chunk

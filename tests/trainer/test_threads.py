@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from killing import CACHE, train
+from snapshots import newest_files
 from waiting import wait_until
 
-from bench.snapshots import newest_files
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.ahead import read_ahead
 from embertide.trainer.data.generator import NewsConfig, NewsSource

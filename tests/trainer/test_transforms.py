@@ -15,9 +15,9 @@ import pytest
 from killing import CACHE, train
 from numpy.typing import NDArray
 from shop import DENSE, RUN, Shop, model
+from snapshots import snapshot_files
 
 from bench.criteo import criteo
-from bench.snapshots import snapshot_files
 from embertide import _store
 from embertide.trainer.config import DenseConfig, DenseStep, RunConfig, SequenceConfig
 from embertide.trainer.model.learner import Learner

@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 import numpy as np
 import psutil
+from snapshots import snapshot_files
 
 from bench.servers import BUILD, BenchError
-from bench.snapshots import snapshot_files
 from embertide.server.adapters.process import Child
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.run.checkpoint.checkpoint import is_complete

@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from drawn_tables import PLANTED, Drawn, write
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 from typer.testing import CliRunner
 
-from bench.edges.tables import PLANTED, Drawn, write
 from embertide._common.errors import OperatingError
 from embertide._common.quoting import terminal_text
 from embertide.client.schema import Schema

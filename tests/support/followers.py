@@ -15,10 +15,10 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+from killed_run import wait_until
 from numpy.typing import NDArray
 
 from bench.nodes import Node, start_nodes
-from bench.ranks.killed_run import wait_until
 from embertide import _store
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.publish.folder import Publication, PublicationError, VersionId

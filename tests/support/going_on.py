@@ -28,9 +28,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
+from snapshots import newest_files
 
+from bench.edges.news import CACHE, TRAINER, event_at, news
 from bench.servers import BUILD, ROOT, BenchError
-from bench.snapshots import newest_files
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.data.base import Batch, news_schema
@@ -38,10 +39,7 @@ from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.redis_stream import EventSender, StreamConfig
 from embertide.trainer.publish.folder import Publication
 
-CACHE = BUILD / "cache" / "dense"
-TRAINER = (sys.executable, "-m", "embertide.trainer")
 _WAIT_S = 300.0
-_DAY_HOURS = 4
 _CALL = """
 import sys, embertide
 done = embertide.train(data=sys.argv[1], folder=sys.argv[2], program_cache=sys.argv[3])
@@ -54,27 +52,6 @@ class WrongError(Exception):
 
 
 # --- events ---------------------------------------------------------------------------------------
-
-
-def news(days: int, views_per_hour: int = 300) -> list[Batch]:
-    """Return made-up news of some days of four hours, a batch a day."""
-    config = NewsConfig(
-        hours=_DAY_HOURS * days, views_per_hour=views_per_hour, users=200, new_items_per_hour=5
-    )
-    found: list[list[Batch]] = [[] for _ in range(days)]
-    first_ms = None
-    for batch in NewsSource(config).batches(batch_size=1):
-        first_ms = int(batch.ts_ms_B[0]) if first_ms is None else first_ms
-        day = (int(batch.ts_ms_B[0]) - first_ms) // (_DAY_HOURS * 3_600_000)
-        found[min(day, days - 1)].append(batch)
-    return [_joined(each) for each in found]
-
-
-def _joined(batches: Sequence[Batch]) -> Batch:
-    arrays = ("event_B", "ts_ms_B", "keys_BF", "dense_BD", "label_B")
-    joined = {n: np.concatenate([getattr(each, n) for each in batches]) for n in arrays}
-    end = batches[-1].next_offset
-    return dataclasses.replace(batches[0], next_offset=end, **joined)
 
 
 def table(batches: Sequence[Batch]) -> pa.Table:
@@ -409,18 +386,6 @@ def live_kafka(work: Work, *, storage: bool) -> None:
         work.learned(learned, *said, *rest)
         work.train("--data", data, *rest, into=kept)
         work.same_as(kept)
-
-
-def event_at(batch: Batch, row: int) -> Batch:
-    """Return one event of a batch, its arrays its own."""
-    return dataclasses.replace(
-        batch,
-        event_B=batch.event_B[row : row + 1].copy(),
-        ts_ms_B=batch.ts_ms_B[row : row + 1].copy(),
-        keys_BF=batch.keys_BF[row : row + 1].copy(),
-        dense_BD=batch.dense_BD[row : row + 1].copy(),
-        label_B=batch.label_B[row : row + 1].copy(),
-    )
 
 
 PAIRS: dict[str, Callable[[Work], None]] = {

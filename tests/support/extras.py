@@ -13,8 +13,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from strangers import wait_for
+
 import embertide
-from bench.edges.strangers import wait_for
 from bench.servers import BenchError
 from embertide.server.adapters.process import Child, free_ports
 

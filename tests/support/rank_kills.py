@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
-
-from bench.ranks.followers import Findings, Reference, following
-from bench.ranks.killed_run import (
+from followers import Findings, Reference, following
+from killed_run import (
     MOMENTS,
     VICTIMS,
     End,
@@ -27,6 +26,7 @@ from bench.ranks.killed_run import (
     Stream,
     Victim,
 )
+
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 
