@@ -10,16 +10,13 @@ import contextlib
 import dataclasses
 import functools
 import gzip
-import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,11 +25,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
+from buckets import S3
+from kafka_broker import KafkaBroker, messages_of
 from snapshots import newest_files
 
 from bench.edges.news import CACHE, TRAINER, event_at, news
-from bench.servers import BUILD, ROOT, BenchError
-from embertide.server.adapters.process import Child, free_ports
+from embertide.server.adapters.process import Child
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.data.base import Batch, news_schema
 from embertide.trainer.data.generator import NewsConfig, NewsSource
@@ -76,6 +74,12 @@ class Work:
     """Where a pair works, and how it trains."""
 
     folder: Path
+    s3: S3 | None = None  # where buckets are made
+
+    def bucket(self) -> str:
+        """Return the URL of a new bucket with a prefix."""
+        assert self.s3 is not None
+        return self.s3.bucket()
 
     @property
     def publication(self) -> Path:
@@ -253,50 +257,9 @@ def stopped(work: Work, *, by: int) -> None:
 # --- object storage -------------------------------------------------------------------------------
 
 
-@functools.cache
-def _s3() -> Child:
-    """Start the S3 server of the tests, once; it ends with the bench."""
-    python = BUILD / "moto" / "bin" / "python"
-    if not python.exists():
-        raise BenchError("the S3 server of the tests is not installed: run make build/.moto")
-    (port,) = free_ports(1)
-    log = Path(tempfile.mkdtemp(prefix="going-on-")) / "s3.log"
-    child = Child([str(python), str(ROOT / "tests/support/s3_server.py"), str(port)], log=log)
-    while "listening" not in child.log_text():
-        if not child.alive():
-            raise BenchError(f"the S3 server of the tests ended: {child.log_text()[-300:]}")
-        time.sleep(0.1)
-    os.environ |= {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "bench",
-        "AWS_SECRET_ACCESS_KEY": "bench",
-        "AWS_REGION": "us-east-1",
-    }
-    return child
-
-
-_BUCKETS = itertools.count()
-_SIGNED = (
-    "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3/aws4_request, "
-    "SignedHeaders=host, Signature=0"
-)
-
-
-def _bucket() -> str:
-    _s3()
-    name = f"bucket-{next(_BUCKETS)}"
-    request = urllib.request.Request(
-        f"{os.environ['AWS_ENDPOINT_URL']}/{name}",
-        method="PUT",
-        headers={"Authorization": _SIGNED},
-    )
-    urllib.request.urlopen(request, timeout=10).close()
-    return f"s3://{name}/pub"
-
-
 def other_machine(work: Work, *, empty: bool) -> None:
     """A file has grown, and the folder is there or not: the copy in storage leads on."""
-    days, url = news(3), _bucket()
+    days, url = news(3), work.bucket()
     path, whole = work.folder / "news.parquet", work.folder / "whole"
     for upto in (1, 3):
         learned = work.write("news.parquet", days[:upto])
@@ -309,7 +272,7 @@ def other_machine(work: Work, *, empty: bool) -> None:
 
 def lost_machine(work: Work) -> None:
     """The trainer is killed and its machine is gone: the same bytes as of a run never stopped."""
-    said, url = ("--demo", "--hours", 12), _bucket()
+    said, url = ("--demo", "--hours", 12), work.bucket()
 
     def is_copied(seen: list[dict[str, Any]]) -> bool:
         return _has_published(seen) and seen[-1]["storage"]["snapshots"] >= 1
@@ -351,11 +314,8 @@ def _cut(batch: Batch, begin: int, end: int) -> Batch:
 
 def live_kafka(work: Work, *, storage: bool) -> None:
     """A topic of Kafka with a partition that is late; with storage the folder is lost."""
-    sys.path.append(str(ROOT / "tests" / "support"))
-    from kafka_broker import KafkaBroker, messages_of  # the broker of the tests
-
     days = news(2, views_per_hour=100)
-    url = _bucket() if storage else None
+    url = work.bucket() if storage else None
     with KafkaBroker(work.folder / "broker.log") as broker:
         broker.make("news", 2)
         data = broker.url("news", quiet_s=0.3, messages=50)
@@ -415,13 +375,3 @@ PAIRS: dict[str, Callable[[Work], None]] = {
     "a topic of Kafka, a late partition": functools.partial(live_kafka, storage=False),
     "Kafka, object storage, an empty folder": functools.partial(live_kafka, storage=True),
 }
-
-
-def try_pair(name: str) -> str:
-    """Run a pair; return what went wrong, empty if it went on."""
-    with tempfile.TemporaryDirectory(prefix="going-on-") as folder:
-        try:
-            PAIRS[name](Work(Path(folder)))
-        except WrongError as error:
-            return str(error)
-    return ""

@@ -3,6 +3,7 @@
 What is refused instead says what the folder is, and what to do.
 """
 
+import contextlib
 import dataclasses
 import json
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import going_on
 import pytest
 import redis
+from buckets import s3_server
 from killing import CACHE, train
 from typer.testing import CliRunner
 
@@ -71,8 +73,10 @@ def test_yesterdays_folder_goes_on(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", going_on.PAIRS)
-def test_yesterdays_folder_goes_on_with_processes_of_their_own(name: str) -> None:
-    assert going_on.try_pair(name) == ""
+def test_yesterdays_folder_goes_on_with_processes_of_their_own(tmp_path: Path, name: str) -> None:
+    with contextlib.ExitStack() as stack:
+        s3 = stack.enter_context(s3_server(tmp_path)) if "storage" in name else None
+        going_on.PAIRS[name](going_on.Work(tmp_path, s3))
 
 
 def test_an_empty_folder_with_object_storage_has_the_cadence_of_before(tmp_path: Path) -> None:
