@@ -1,7 +1,8 @@
 """Claims that the project's tests hold: `python -m bench.held PART ...`.
 
 `model` is a model's life: what a feature costs that comes later is a row of `bench.change`, what
-late labels cost one of `python -m bench.train labels`. `drift` is of moves. `security` is what
+late labels cost one of `python -m bench.train labels`. `drift` is of moves, of fleets at
+rest, and of planners: EMBERTIDE_CASES=200 sets how many small problems. `security` is what
 keeps strangers out: what TLS costs is a row of `bench.remote`. `edges` is what comes from outside:
 EMBERTIDE_TABLES sets how many tables are generated, EMBERTIDE_CALLS how many calls a restart meets.
 `front` is whether what held behind the stock front end holds behind ours, and still behind that.
@@ -35,6 +36,10 @@ CLAIMS = {
     "drift": (
         ("bad requests refused, nothing changed", "control/test_refusals.py", "test_", "19.9"),
         ("Redis killed in a move", "control/test_killed_state.py", "test_", "19.7"),
+        ("a fleet at rest is left alone", "control/test_quiet.py", "test_", "19.3"),
+        ("planners / the best of all plans", "control/test_planners.py", "nearly_best", "19.5"),
+        ("recshard / the best of all shares", "control/test_recshard.py", "best or hulls", "19.5"),
+        ("flexshard / the best of a grid", "control/test_flexshard.py", "best", "19.5"),
     ),
     "security": (
         ("nobody gets in whom no page names", "e2e/test_who_gets_in.py", "test_", "21.1"),

@@ -1,4 +1,7 @@
-"""What following the drift is worth: `make bench-drift DATA=clicks.parquet PARTS="local skew"`."""
+"""What following the drift is worth: `make bench-drift DATA=clicks.parquet PARTS="local skew"`.
+
+Planners against the best of all plans, and fleets at rest, are a part of `bench.held`.
+"""
 
 import argparse
 import sys
@@ -12,8 +15,6 @@ from bench.drift import (
     local,
     moves,
     pays,
-    planners,
-    quiet,
     recshard,
     scale,
     skew,
@@ -53,10 +54,8 @@ _PARTS: dict[str, parts.Measure] = {
     "skew": lambda given: skew.measure(given.repetitions),
     "torchrec": lambda given: compared.measure(_sources(given)),
     "neuroshard": _neuroshard,
-    "quiet": lambda _: quiet.measure(),
     "pays": lambda _: pays.measure(),
     "moves": lambda given: moves.measure(given.repetitions),
-    "planners": lambda _: planners.measure(),
     "recshard": lambda given: recshard.measure(given.data, given.criteo),
     "scale": lambda given: scale.measure(given.repetitions),
 }

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from embertide.server.core.demand import Demand
 from embertide.server.core.plan.cost import MEAN_WEIGHT, busy_us_D, needed_NN
-from embertide.server.core.plan.instance import Instance, instances, owned_after, rates
+from embertide.server.core.plan.instance import Instance, rates
 from embertide.server.core.plan.layout import layout_of
-from embertide.server.core.plan.planner import Planner, Problem
+from embertide.server.core.plan.planner import Problem
 from embertide.server.core.plan.prices import Prices
 from embertide.v1 import node_pb2, plan_pb2
 
@@ -202,15 +202,3 @@ def _sums(table_BSX: NDArray[np.float64]) -> NDArray[np.float64]:
     for rows_SX in table_BSX:
         sums_CX = (sums_CX[:, None, :] + rows_SX[None]).reshape(-1, table_BSX.shape[2])
     return sums_CX
-
-
-def ratio(problem: Problem, planner: Planner, least: float) -> float:
-    """Return what a planner's plan costs, in the cost of the best."""
-    [instance] = instances(problem)
-    owned_DB = owned_after(instance, planner.propose(problem).owners)
-    assert (
-        instance.bytes_D(owned_DB)
-        <= np.maximum(instance.budget_D, instance.bytes_D(instance.owned_DB)) + 1
-    ).all()
-    busy_D = busy_us_D(instance, owned_DB, problem.prices)
-    return float(busy_D.max() + MEAN_WEIGHT * busy_D.mean()) / least

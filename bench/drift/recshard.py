@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import report
-from bench.drift import small_cases
 from bench.drift.traces import Keys, TableTrace, criteo, news, reuse
 from bench.report import CONSOLE
 from bench.store import ours
@@ -332,5 +331,4 @@ def measure(data: Path | None, clicks: Path | None) -> list[report.Row]:
         data: The news file.
         clicks: Criteo's sample.
     """
-    rows = [row for pieces in _traces(data, clicks) for row in _rows_of(pieces)]
-    return rows + small_cases.recshard()
+    return [row for pieces in _traces(data, clicks) for row in _rows_of(pieces)]

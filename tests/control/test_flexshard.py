@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from bench.drift.small_cases import sequences_answer, sequences_problem
+from bench.drift.small_cases import CASES, sequences_answer, sequences_problem
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.flexshard import FlexShard, _Group
 from embertide.server.core.plan.instance import instances, owned_after
 from embertide.server.core.plan.row_reads import RowReads, fit_exponent, share_of_first
 from embertide.server.core.plan.workload import TableTraits
 
-CASES = 8  # 200 in bench.drift
 KIB = 1024
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bench.drift.small_cases import brute_shares, random_curve, tiers_answer, tiers_problem
+from bench.drift.small_cases import CASES, brute_shares, random_curve, tiers_answer, tiers_problem
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.instance import instances, owned_after
 from embertide.server.core.plan.recshard import RecShard
@@ -21,7 +21,6 @@ from embertide.server.core.plan.tier_budgets import (
 from embertide.server.core.plan.workload import Asking, Workload
 
 MIB = 1 << 20
-CASES = 8  # 200 in bench.drift
 
 
 @pytest.mark.parametrize("seed", range(CASES))
