@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from virtual import Floats, VirtualFleet, make_nodes, make_tables, zipf_demand
 
-from bench.drift.virtual import Floats, VirtualFleet, make_nodes, make_tables, zipf_demand
 from embertide.server.core.control import Control
 from embertide.server.core.drift import autopilot
 from embertide.server.core.drift.options import DriftOptions, FreezeWindow

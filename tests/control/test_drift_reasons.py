@@ -7,8 +7,8 @@ from unittest import mock
 import pytest
 from test_autopilot import AUTO, make_fleet
 from test_drift_rules import CASE
+from virtual import VirtualFleet, make_nodes
 
-from bench.drift.virtual import VirtualFleet, make_nodes
 from embertide.server.core.control import Control, ControlOptions
 from embertide.server.core.drift.judge import judge
 from embertide.server.core.state import SavedState

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from small_cases import CASES, sequences_answer, sequences_problem
 
-from bench.drift.small_cases import CASES, sequences_answer, sequences_problem
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.flexshard import FlexShard, _Group
 from embertide.server.core.plan.instance import instances, owned_after

@@ -5,9 +5,9 @@ import io
 
 import numpy as np
 import pytest
+from optimum import Shape, make_problem
 
 from bench.drift import heuristics
-from bench.drift.optimum import Shape, make_problem
 from bench.drift.placed import outcome, placement_of, planned, problem_of
 from bench.drift.simulator import Outcome
 from bench.drift.tasks import Memory, Task, make, sources

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from optimum import Shape, make_problem, optimum
+from small_cases import CASES
 
-from bench.drift.optimum import Shape, make_problem, optimum
-from bench.drift.small_cases import CASES
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.auto import Auto
 from embertide.server.core.plan.changes import Linear, terms_of

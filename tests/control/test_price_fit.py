@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from optimum import Shape, make_problem
 
-from bench.drift.optimum import Shape, make_problem
 from embertide.server.core.plan.cost import KIB, busy_us_D, work_DF
 from embertide.server.core.plan.instance import instances
 from embertide.server.core.plan.prices import KINDS, Prices

@@ -8,8 +8,8 @@ import math
 
 import numpy as np
 import pytest
+from virtual import Floats, VirtualFleet, make_nodes, make_tables, zipf_demand
 
-from bench.drift.virtual import Floats, VirtualFleet, make_nodes, make_tables, zipf_demand
 from embertide.server.core.drift.options import DriftOptions
 
 NODES = 4

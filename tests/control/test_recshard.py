@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from small_cases import CASES, brute_shares, random_curve, tiers_answer, tiers_problem
 
-from bench.drift.small_cases import CASES, brute_shares, random_curve, tiers_answer, tiers_problem
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.instance import instances, owned_after
 from embertide.server.core.plan.recshard import RecShard

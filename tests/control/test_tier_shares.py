@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from virtual import VirtualFleet, make_tables
 
-from bench.drift.virtual import VirtualFleet, make_tables
 from embertide.server.core.drift.options import DriftOptions
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.layout import Place
