@@ -176,7 +176,7 @@ bench-security: dev cpp ## who gets in, credentials replaced under traffic, how 
 bench-edges: dev cpp build/.moto build/.kafka ## hostile callers, tasks with faults, full disks; PARTS="callers disk" for some; what tests hold from outside
 	$(BIN)/python -m bench.edges $(PARTS)$(if $(PARTS),,; edges=$$?; $(BIN)/python -m bench.held edges && exit $$edges)
 
-bench-front: dev cpp ## storms of impatient callers, speed and conformance of servers and proxies; PARTS="storm --target stock nginx" for some; what tests hold
+bench-front: dev cpp ## storms of impatient callers, speed and conformance of servers; PARTS="storm --target stock own" for some; what tests hold
 	$(BIN)/python -m bench.front $(PARTS)$(if $(PARTS),,; front=$$?; $(BIN)/python -m bench.held front && exit $$front)
 
 accept: dev ## a cluster of yours taken through what docs/kubernetes.md says, KUBECONFIG=file; twenty minutes

@@ -2,8 +2,8 @@
 
 Each part is a module with `run(options)`, which yields rows. It prints a table and writes
 `build/bench/front_PART.json`. A part says what it tries in its own docstring. `--target` names
-whom: the stock server, or it behind a proxy (bench/front/targets.py); the first is the peer of
-the others where two are compared. What tests hold is a part of `bench.held`.
+whom (bench/front/targets.py); the first is the peer of the others where two are compared. What
+tests hold is a part of `bench.held`.
 """
 
 import argparse

@@ -5,8 +5,7 @@ Of `peers` and `node`, the service that nodes have for one another is asked: tha
 and of a node without Triton.
 
 A server is what `embertide.server.adapters.triton.TritonServer` is: a process that answers at a
-port and can be started again. A target is a server and the address where callers reach it, which
-may be a proxy's.
+port and can be started again. A target is a server and the address where callers reach it.
 """
 
 import collections
@@ -22,7 +21,6 @@ from typing import Any, Protocol
 import grpc
 
 from bench import models
-from bench.front import proxies
 from bench.nodes import NodeProcess, make_plan, publication_of, publish_plan
 from bench.servers import BUILD, BenchError, await_peer
 from bench.shapes import Shape
@@ -159,15 +157,6 @@ def _alone(name: str, make: Callable[[Site], Server], site: Site) -> Iterator[Ta
         server.stop()
 
 
-@contextlib.contextmanager
-def _behind(kind: str, site: Site) -> Iterator[Target]:
-    with _alone("stock", _stock, site) as stock:
-        port = free_ports(1)[0]
-        node = int(stock.address.rpartition(":")[2])
-        with proxies.start(kind, site.folder / kind, port=port, node=node) as proxy:
-            yield Target(f"stock behind {kind}", stock.server, f"127.0.0.1:{port}", (proxy,))
-
-
 # --- that share a model ---------------------------------------------------------------------------
 
 
@@ -234,9 +223,6 @@ Opened = contextlib.AbstractContextManager[Target]
 TARGETS: dict[str, Callable[[Site], Opened]] = {
     "stock": lambda site: _alone("stock", _stock, site),
     "own": lambda site: _alone("own", lambda at: _server("own", at), site),
-    "nginx": lambda site: _behind("nginx", site),
-    "haproxy": lambda site: _behind("haproxy", site),
-    "envoy": lambda site: _behind("envoy", site),
     "fleet": lambda site: _fleet(site, peers=False),
     "peers": lambda site: _fleet(site, peers=True),
     "node": _without_triton,
