@@ -173,8 +173,8 @@ bench-beside: dev cpp ## this checkout beside an earlier one that is built, BEFO
 bench-security: dev cpp ## who gets in, credentials replaced under traffic, how a node ends
 	$(BIN)/python -m bench.held security
 
-bench-edges: dev cpp build/.moto build/.kafka ## hostile callers, tasks with faults, full disks; PARTS="callers disk" for some; what tests hold from outside
-	$(BIN)/python -m bench.edges $(PARTS)$(if $(PARTS),,; edges=$$?; $(BIN)/python -m bench.held edges && exit $$edges)
+bench-edges: dev cpp build/.moto build/.kafka ## hostile callers; what tests hold from outside: files, strangers, faults, full disks, restarts
+	$(BIN)/python -m bench.edges; edges=$$?; $(BIN)/python -m bench.held edges && exit $$edges
 
 bench-front: dev cpp ## storms of impatient callers, speed and conformance of servers; PARTS="storm --target stock own" for some; what tests hold
 	$(BIN)/python -m bench.front $(PARTS)$(if $(PARTS),,; front=$$?; $(BIN)/python -m bench.held front && exit $$front)

@@ -103,15 +103,3 @@ def make(shape: Shape, build: Path) -> Files:
         _make(shape, partial, build / "cache" / "dense")
         partial.rename(directory)
     return Files(snapshot=directory / "snapshot", peer=directory / "peer")
-
-
-def write_lookup(shape: Shape, folder: Path) -> Path:
-    """Write a snapshot without a net, whose tables have the same random rows; return its folder."""
-    config = shape.config()
-    rng = np.random.default_rng(SEED)
-    tables = [store_table(table, i, SEED) for i, table in enumerate(config.tables)]
-    rows_Rd: NDArray[np.float32] = rng.random((shape.rows, shape.dim), np.float32)
-    buckets = (each for table in tables for each in bucket_records(table, rows_Rd))
-    info = SnapshotInfo.of(config, lineage=1, version=1, watermark_ms=1)
-    write_snapshot(folder / "snapshot", info, tables, buckets)
-    return folder / "snapshot"

@@ -26,10 +26,10 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 from buckets import S3
+from days_of_news import CACHE, TRAINER, event_at, news
 from kafka_broker import KafkaBroker, messages_of
 from snapshots import newest_files
 
-from bench.edges.news import CACHE, TRAINER, event_at, news
 from embertide.server.adapters.process import Child
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.data.base import Batch, news_schema

@@ -25,12 +25,15 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bench.models import write_lookup
+from bench.models import bucket_records
 from bench.servers import BenchError
-from bench.shapes import Shape
+from bench.shapes import SEED, Shape
 from embertide.client import AsyncClient, Client, ClientError, DeadlineError
 from embertide.server.adapters.process import Child, free_ports
+from embertide.trainer.embedding.store import store_table
+from embertide.trainer.publish.snapshot import SnapshotInfo, write_snapshot
 
 Kind = Literal["threads", "asyncio"]
 KINDS: tuple[Kind, ...] = ("threads", "asyncio")
@@ -45,7 +48,14 @@ _LOOK_S = 0.005
 
 def write_model(folder: Path) -> Path:
     """Write the snapshot of the model, random rows, and return its folder."""
-    return write_lookup(_SHAPE, folder)
+    config = _SHAPE.config()
+    rng = np.random.default_rng(SEED)
+    tables = [store_table(table, i, SEED) for i, table in enumerate(config.tables)]
+    rows_Rd: NDArray[np.float32] = rng.random((_SHAPE.rows, _SHAPE.dim), np.float32)
+    buckets = (each for table in tables for each in bucket_records(table, rows_Rd))
+    info = SnapshotInfo.of(config, lineage=1, version=1, watermark_ms=1)
+    write_snapshot(folder / "snapshot", info, tables, buckets)
+    return folder / "snapshot"
 
 
 class Node:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Self
 
 import psutil
+from full_disk import within
 
-from bench.edges.disk import within
 from bench.servers import BenchError
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.triton import find_backends

@@ -15,11 +15,11 @@ import going_on
 import pytest
 import redis
 from buckets import s3_server
+from days_of_news import news
 from killing import CACHE, train
 from typer.testing import CliRunner
 
 import embertide
-from bench.edges.news import news
 from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.__main__ import app

@@ -6,8 +6,6 @@ each round throws an exception, `std::bad_alloc` or something that is no excepti
 thread is refused from the start on. Of each task and fault is asked whether the process lives,
 whether its status and its log name the task, whether it still answers, and within how long it is
 healed once the fault is gone: the task runs, and a version that came since is held.
-
-Then the same of the Python processes: see `bench.edges.python_tasks`.
 """
 
 import contextlib
@@ -16,11 +14,10 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+from fault_outcomes import FAULTS, HEALS_S, SAYS_S, STARTS_S, Outcome, Tried
+from full_disk import within
 
-from bench import models, report
-from bench.edges import python_tasks
-from bench.edges.disk import within
-from bench.edges.outcomes import FAULTS, HEALS_S, SAYS_S, STARTS_S, Outcome, rows
+from bench import models
 from bench.nodes import start_control
 from bench.servers import BUILD, BenchError
 from bench.shapes import Shape
@@ -29,7 +26,6 @@ from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.v1 import node_pb2, node_pb2_grpc
 
-_FOLDER = BUILD / "bench" / "edges" / "threads"
 _SHAPE = Shape(name="edges-threads", rows=20_000, tables=2, buckets=4)
 TASKS = (
     *("follower", "plan-keeper", "peers", "hot-rows", "upkeep", "ssd-writes", "ssd-reads", "seals"),
@@ -141,16 +137,16 @@ def _try(node: _Node, versions: Versions, task: str, fault: str) -> Outcome:
 
 
 @contextlib.contextmanager
-def _fleet() -> Iterator[tuple[_Node, Versions]]:
+def _fleet(base: Path) -> Iterator[tuple[_Node, Versions]]:
     files = models.make(_SHAPE, BUILD)
     one, two = free_ports(2)
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(RedisServer(RedisOptions(log=_FOLDER / "redis.log")))
-        versions = Versions(_FOLDER / "publication", redis.url, _SHAPE, files, 1.0)
-        control = start_control(stack, _FOLDER, redis.url, _SHAPE.name, 2)
+        redis = stack.enter_context(RedisServer(RedisOptions(log=base / "redis.log")))
+        versions = Versions(base / "publication", redis.url, _SHAPE, files, 1.0)
+        control = start_control(stack, base, redis.url, _SHAPE.name, 2)
 
         def words_of(n: int, port: int) -> list[str]:
-            folder = _FOLDER / f"node-{n}"
+            folder = base / f"node-{n}"
             folder.mkdir(parents=True, exist_ok=True)
             return [
                 *("--publication", str(versions.publication.path), "--bus", redis.url),
@@ -163,9 +159,9 @@ def _fleet() -> Iterator[tuple[_Node, Versions]]:
             ]
 
         peer = [str(BUILD / "cpp" / "embertide_node"), *words_of(1, two)]
-        stack.enter_context(Child(peer, log=_FOLDER / "peer.log"))
+        stack.enter_context(Child(peer, log=base / "peer.log"))
         faulty = [str(BUILD / "cpp" / "embertide_faulty_node"), *words_of(0, one)]
-        node = _Node(faulty, f"127.0.0.1:{one}", _FOLDER)
+        node = _Node(faulty, f"127.0.0.1:{one}", base)
         stack.callback(node.stop)
         node.start()
         if within(STARTS_S, lambda: node.version() > 0) is None:
@@ -174,16 +170,13 @@ def _fleet() -> Iterator[tuple[_Node, Versions]]:
         yield node, versions
 
 
-def run() -> Iterator[report.Row]:
-    """Set off each fault in each task, and yield what became of the processes.
+def run(folder: Path) -> Iterator[Tried]:
+    """Set off each fault in each task, and yield what became of the node.
 
     Raises:
         BenchError: A process does not start.
     """
-    _FOLDER.mkdir(parents=True, exist_ok=True)
-    with _fleet() as (node, versions):
+    with _fleet(folder) as (node, versions):
         for fault in FAULTS:
             tasks = [each for each in TASKS if fault == "start" or each not in _LONG_ROUNDS]
-            outcomes = {task: _try(node, versions, task, fault) for task in tasks}
-            yield from rows("a node", fault, outcomes)
-    yield from python_tasks.run()
+            yield "a node", fault, {task: _try(node, versions, task, fault) for task in tasks}

@@ -1,4 +1,4 @@
-"""Faults in the background tasks of a Python process, on the path of `bench.edges` alone.
+"""Faults in the background tasks of a Python process, on the path of tests alone.
 
 EMBERTIDE_FAULTS names a file. A line `KIND TASK` has each round of a task raise: `exception`,
 `bad_alloc` or `unknown`; or has its thread refused: `start`. It is read at each round and start, so

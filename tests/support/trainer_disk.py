@@ -1,33 +1,30 @@
 """A full disk under a trainer: its publication with the checkpoints, its log, its temporary folder.
 
-Cases of `bench.edges.disk` (claim A.8). The trainer reads a Redis Stream to which twenty events a
-second are added, each three seconds of event time after the one before; a version is due each
+Cases as those of full_disk.py (claim A.8). The trainer reads a Redis Stream to which twenty events
+a second are added, each three seconds of event time after the one before; a version is due each
 second or so, and a checkpoint with every fifth.
 """
 
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench import report
-from bench.edges import disk
-from bench.edges.news import CACHE, TRAINER, event_at, news
-from bench.servers import BUILD, BenchError
+from days_of_news import CACHE, TRAINER, event_at, news
+from full_disk import Seen, fill, small_disk, use_of, within
+
+from bench.servers import BenchError
 from embertide.server.adapters.process import Child
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.data.base import news_schema
 from embertide.trainer.data.redis_stream import STREAM, EventSender, StreamConfig
 from embertide.trainer.publish.folder import Publication
 
-_FOLDER = BUILD / "bench" / "edges" / "trainer-disk"
 _STARTS_S, _SAYS_S, _FULL_S, _HEALS_S = 120.0, 20.0, 20.0, 10.0
 _EVERY_S, _EVENT_MS = 0.05, 3000
 
@@ -69,8 +66,10 @@ class Sending:
 class _Trainer:
     """A trainer of a stream, and what it is seen to do."""
 
-    def __init__(self, stack: contextlib.ExitStack, folder: Path, log: Path, **env: str) -> None:
-        redis_log = _FOLDER / "redis.log"
+    def __init__(
+        self, stack: contextlib.ExitStack, base: Path, folder: Path, log: Path, **env: str
+    ) -> None:
+        redis_log = base / "redis.log"
         server = stack.enter_context(RedisServer(RedisOptions(log=redis_log)))
         self.sending = stack.enter_context(Sending(server.url))
         self.publication, self._log = Publication(folder / "pub"), log
@@ -78,9 +77,9 @@ class _Trainer:
         self.command += ["--data", server.url, "--cache", str(CACHE), "--batch-size", "8"]
         self.command += ["--publish-every-s", "60", "--snapshot-every", "5"]
         self.child = stack.enter_context(
-            Child(self.command, log=_FOLDER / "trainer.out", environment={**os.environ, **env})
+            Child(self.command, log=base / "trainer.out", environment={**os.environ, **env})
         )
-        if disk.within(_STARTS_S, lambda: self.version() > 6) is None:
+        if within(_STARTS_S, lambda: self.version() > 6) is None:
             raise BenchError(f"the trainer does not start: {self.child.log_text()[-500:]}")
 
     def version(self) -> int:
@@ -103,33 +102,32 @@ class _Trainer:
     def end(self) -> dict[str, Any]:
         """Stop it once it has learned all; return its result."""
         sent = self.sending.end()
-        disk.within(30, lambda: f'"events": {sent}' in self.child.log_text())
+        within(30, lambda: f'"events": {sent}' in self.child.log_text())
         os.kill(self.child.pid, signal.SIGTERM)
         self.child.wait(120)
         result: dict[str, Any] = json.loads(self.child.log_text().splitlines()[-1])["result"]
         return result
 
 
-def publication() -> Iterator[report.Row]:
+def publication(base: Path) -> Seen:
     """The folder of versions, snapshots and checkpoints is full."""
-    folder = _FOLDER / "publication"
+    folder = base / "publication"
     with contextlib.ExitStack() as stack:
-        stack.enter_context(disk.small_disk(folder, 64))
-        trainer = _Trainer(stack, folder, _FOLDER / "publication.jsonl")
-        before = disk.use_of(trainer.child.pid, _FULL_S)
-        filler = disk.fill(folder)
+        stack.enter_context(small_disk(folder, 64))
+        trainer = _Trainer(stack, base, folder, base / "publication.jsonl")
+        before = use_of(trainer.child.pid, _FULL_S)
+        filler = fill(folder)
         words = (f"{trainer.publication.path} has no room", "free")
-        named = disk.within(_SAYS_S, lambda: trainer.says(*words) > 0) is not None
-        full = disk.use_of(trainer.child.pid, _FULL_S)
+        named = within(_SAYS_S, lambda: trainer.says(*words) > 0) is not None
+        full = use_of(trainer.child.pid, _FULL_S)
         stood = trainer.version()
         filler.unlink()
-        heals_s = disk.within(_HEALS_S, lambda: trainer.version() > stood)
+        heals_s = within(_HEALS_S, lambda: trainer.version() > stood)
         lives = trainer.child.alive()
         result = trainer.end()
         whole = result["events"] == trainer.sending.sent
         checkpoints = result["checkpoints"]
-        yield from disk.rows(
-            "a trainer's publication and checkpoints",
+        return Seen(
             core=full.core - before.core,
             amplification=full.written / max(1, before.written),
             named=named and trainer.says("not published") == 1,
@@ -138,25 +136,24 @@ def publication() -> Iterator[report.Row]:
         )
 
 
-def log() -> Iterator[report.Row]:
+def log(base: Path) -> Seen:
     """The folder of `--log` is full, and that of what it prints."""
-    folder = _FOLDER / "log"
+    folder = base / "log"
     with contextlib.ExitStack() as stack:
-        stack.enter_context(disk.small_disk(folder, 1))
-        trainer = _Trainer(stack, _FOLDER / "log-publication", folder / "train.jsonl")
-        before = disk.use_of(trainer.child.pid, _FULL_S)
-        filler = disk.fill(folder)
+        stack.enter_context(small_disk(folder, 1))
+        trainer = _Trainer(stack, base, base / "log-publication", folder / "train.jsonl")
+        before = use_of(trainer.child.pid, _FULL_S)
+        filler = fill(folder)
         said = f"{folder}/train.jsonl has no room"  # once the last page is full
-        named = disk.within(60, lambda: said in trainer.child.log_text()) is not None
-        full = disk.use_of(trainer.child.pid, _FULL_S)
+        named = within(60, lambda: said in trainer.child.log_text()) is not None
+        full = use_of(trainer.child.pid, _FULL_S)
         version, lines = trainer.version(), len(trainer.lines())
         filler.unlink()
         # Progress comes every ten seconds.
-        heals_s = disk.within(_HEALS_S + 10, lambda: len(trainer.lines()) > lines)
-        lives = trainer.child.alive() and disk.within(10, lambda: trainer.version() > version)
+        heals_s = within(_HEALS_S + 10, lambda: len(trainer.lines()) > lines)
+        lives = trainer.child.alive() and within(10, lambda: trainer.version() > version)
         result = trainer.end()
-        yield from disk.rows(
-            "a trainer's log",
+        return Seen(
             core=full.core - before.core,
             amplification=full.written / max(1, before.written),
             named=named,
@@ -165,19 +162,19 @@ def log() -> Iterator[report.Row]:
         )
 
 
-def temporary() -> Iterator[report.Row]:
+def temporary(base: Path) -> Seen:
     """The temporary folder is full: a run goes on; one that has to compile says what it lacks."""
-    folder = _FOLDER / "temporary"
+    folder = base / "temporary"
     with contextlib.ExitStack() as stack:
-        stack.enter_context(disk.small_disk(folder, 2))
+        stack.enter_context(small_disk(folder, 2))
         env = {"TMPDIR": str(folder), "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch")}
-        trainer = _Trainer(stack, _FOLDER / "temporary-run", _FOLDER / "temporary.jsonl", **env)
-        before = disk.use_of(trainer.child.pid, _FULL_S)
-        filler = disk.fill(folder)
-        full = disk.use_of(trainer.child.pid, _FULL_S)
+        trainer = _Trainer(stack, base, base / "temporary-run", base / "temporary.jsonl", **env)
+        before = use_of(trainer.child.pid, _FULL_S)
+        filler = fill(folder)
+        full = use_of(trainer.child.pid, _FULL_S)
         version = trainer.version()
-        goes_on = disk.within(_HEALS_S, lambda: trainer.version() > version) is not None
-        said = [*TRAINER, "train", str(_FOLDER / "compiles"), "--demo", "--hours", "1"]
+        goes_on = within(_HEALS_S, lambda: trainer.version() > version) is not None
+        said = [*TRAINER, "train", str(base / "compiles"), "--demo", "--hours", "1"]
         done = subprocess.run(
             said,
             capture_output=True,
@@ -190,8 +187,7 @@ def temporary() -> Iterator[report.Row]:
         named = named and "Traceback" not in done.stderr and done.returncode == 1
         filler.unlink()
         result = trainer.end()
-        yield from disk.rows(
-            "a trainer's temporary folder",
+        return Seen(
             core=full.core - before.core,
             amplification=full.written / max(1, before.written),
             named=named,
@@ -200,18 +196,4 @@ def temporary() -> Iterator[report.Row]:
         )
 
 
-CASES: tuple[Callable[[], Iterator[report.Row]], ...] = (publication, log, temporary)
-
-
-def run() -> Iterator[report.Row]:
-    """Fill each disk in turn.
-
-    Raises:
-        BenchError: A process does not start, or no file system can be mounted.
-    """
-    shutil.rmtree(_FOLDER, ignore_errors=True)  # of a run before
-    _FOLDER.mkdir(parents=True)
-    for case in CASES:
-        began = time.monotonic()
-        yield from case()
-        print(f"{case.__name__}: {time.monotonic() - began:.0f} s")
+CASES: tuple[Callable[[Path], Seen], ...] = (publication, log, temporary)

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import grpc
 
-from bench import models, nodes, report
+from bench import models, nodes
 from bench.servers import BUILD, BenchError
 from bench.shapes import Shape
 from bench.versions import Versions
@@ -26,7 +26,6 @@ from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.v1 import control_pb2, control_pb2_grpc, node_pb2, node_pb2_grpc
 
-_FOLDER = BUILD / "bench" / "edges" / "disk"
 _MIB = 1 << 20
 _FULL_S = 20.0  # how long the disk stays full
 _HEALS_S, _SAYS_S, _STARTS_S, _LOOK_S = 10.0, 10.0, 60.0, 0.05
@@ -97,13 +96,11 @@ def within(seconds: float, holds: Callable[[], bool]) -> float | None:
     return None
 
 
-def rows(
-    case: str, *, core: float, amplification: float, named: bool, lives: bool, heals_s: float | None
-) -> Iterator[report.Row]:
-    """Yield the rows of a case.
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """What came of a full disk.
 
-    Args:
-        case: What was full.
+    Attributes:
         core: Share of a core beyond what the process takes otherwise.
         amplification: Bytes written while it was full, as a part of those that had to be written.
         named: Whether the cause and the folder were said.
@@ -111,21 +108,11 @@ def rows(
         heals_s: Seconds from room to health; None: not in time.
     """
 
-    def row(metric: str, unit: str, value: float, better: str, target: float) -> report.Row:
-        return report.measure(
-            (f"full disk: {case}", metric, unit),
-            [value],
-            better="lower" if better == "lower" else "higher",
-            target=target,
-            claim="A.8",
-        )
-
-    yield row("a core, beyond what it takes otherwise", "share", max(0.0, core), "lower", 0.01)
-    yield row("bytes written in vain, of those to be written", "ratio", amplification, "lower", 1)
-    yield row("the cause and the folder are named", "holds", float(named), "higher", 1)
-    yield row("the process lives", "holds", float(lives), "higher", 1)
-    heals = heals_s if heals_s is not None else 10 * _HEALS_S
-    yield row("healed after there is room", "s", heals, "lower", _HEALS_S)
+    core: float
+    amplification: float
+    named: bool
+    lives: bool
+    heals_s: float | None
 
 
 # --- nodes ------------------------------------------------------------------------------------
@@ -134,11 +121,13 @@ def rows(
 class _Node:
     """A node alone in its fleet, and its publication."""
 
-    def __init__(self, stack: contextlib.ExitStack, shape: Shape, words: list[str], log: Path):
+    def __init__(
+        self, stack: contextlib.ExitStack, base: Path, shape: Shape, words: list[str], log: Path
+    ) -> None:
         files = models.make(shape, BUILD)
         (port,) = free_ports(1)
-        bus = stack.enter_context(RedisServer(RedisOptions(log=_FOLDER / "redis.log")))
-        self.versions = Versions(_FOLDER / "publication", bus.url, shape, files, 1.0)
+        bus = stack.enter_context(RedisServer(RedisOptions(log=base / "redis.log")))
+        self.versions = Versions(base / "publication", bus.url, shape, files, 1.0)
         address = f"127.0.0.1:{port}"
         nodes.publish_plan(bus.url, shape.name, nodes.make_plan(files.snapshot, [address]))
         command = [str(BUILD / "cpp" / "embertide_node"), "--numa-nodes", "none"]
@@ -185,16 +174,16 @@ class _Node:
         return bool(self.versions.log) and self.version() >= self.versions.log[-1].number - 1
 
 
-def ssd_folder() -> Iterator[report.Row]:
+def ssd_folder(base: Path) -> Seen:
     """A node most of whose rows lie on an SSD, whose folder is full."""
-    folder = _FOLDER / "ssd"
+    folder = base / "ssd"
     with contextlib.ExitStack() as stack:
         stack.enter_context(small_disk(folder, 128))
         words = ["--ddr-bytes", str(12 * _MIB), "--ssd-bytes", str(256 * _MIB)]
         words += ["--ssd-directory", str(folder / "node"), "--ssd-engine", "pread"]
         words += ["--ssd-seal-interval-ms", "0"]
         shape = Shape(name="edges-disk", rows=150_000, tables=2, buckets=4)
-        node = _Node(stack, shape, words, _FOLDER / "ssd-node.log")
+        node = _Node(stack, base, shape, words, base / "ssd-node.log")
         stack.enter_context(node.versions)
         before = use_of(node.child.pid, _FULL_S)
         filler = fill(folder)
@@ -207,8 +196,7 @@ def ssd_folder() -> Iterator[report.Row]:
         heals_s = within(
             _HEALS_S, lambda: node.task("ssd-writes").state == "running" and node.has_newest()
         )
-        yield from rows(
-            "an SSD folder",
+        return Seen(
             core=full.core - before.core,
             amplification=full.written / before.written,
             named=named,
@@ -217,16 +205,16 @@ def ssd_folder() -> Iterator[report.Row]:
         )
 
 
-def seals() -> Iterator[report.Row]:
+def seals(base: Path) -> Seen:
     """A node whose seals find no room."""
-    folder = _FOLDER / "seals"
+    folder = base / "seals"
     with contextlib.ExitStack() as stack:
         resize = stack.enter_context(small_disk(folder, 4))
         words = ["--ddr-bytes", str(64 * _MIB), "--ssd-bytes", str(64 * _MIB)]
         words += ["--ssd-directory", str(folder / "node"), "--ssd-engine", "pread"]
         words += ["--ssd-seal-interval-ms", "60000", "--ssd-seal-bytes", "0"]
         shape = Shape(name="edges-disk", rows=150_000, tables=2, buckets=4)
-        node = _Node(stack, shape, words, _FOLDER / "seals-node.log")
+        node = _Node(stack, base, shape, words, base / "seals-node.log")
         before = use_of(node.child.pid, _FULL_S)
         if within(90, lambda: node.task("seals").state == "failing") is None:
             raise BenchError("the node writes no seal that finds no room")
@@ -234,8 +222,7 @@ def seals() -> Iterator[report.Row]:
         named = node.names("seals", "No space left on device", str(folder))
         resize(128)
         heals_s = within(_HEALS_S, lambda: node.task("seals").state == "running")
-        yield from rows(
-            "a node's seals",
+        return Seen(
             core=full.core - before.core,
             amplification=full.written / shape.row_bytes,
             named=named,
@@ -244,16 +231,16 @@ def seals() -> Iterator[report.Row]:
         )
 
 
-def log_and_plan() -> Iterator[report.Row]:
+def log_and_plan(base: Path) -> Seen:
     """A node whose log and whose plan's file lie on a full disk."""
-    folder = _FOLDER / "log"
+    folder = base / "log"
     with contextlib.ExitStack() as stack:
         stack.enter_context(small_disk(folder, 1))
         plan = folder / "plan" / "plan.bin"
         shape = Shape(name="edges-disk", rows=150_000, tables=2, buckets=4)
         words = ["--ddr-bytes", str(64 * _MIB), "--plan-file", str(plan)]
         filler = fill(folder)
-        node = _Node(stack, shape, words, folder / "node.log")
+        node = _Node(stack, base, shape, words, folder / "node.log")
         stack.enter_context(node.versions)
         full = use_of(node.child.pid, _FULL_S)
         task = node.task("plan-keeper")
@@ -265,8 +252,7 @@ def log_and_plan() -> Iterator[report.Row]:
             _HEALS_S, lambda: plan.exists() and node.task("plan-keeper").state == "running"
         )
         after = use_of(node.child.pid, _FULL_S)
-        yield from rows(
-            "a node's log and plan",
+        return Seen(
             core=full.core - after.core,
             amplification=full.written / plan.stat().st_size,
             named=named,
@@ -281,11 +267,11 @@ def log_and_plan() -> Iterator[report.Row]:
 class _Control:
     """A control plane with a state store of its own, whose lease is written each second."""
 
-    def __init__(self, stack: contextlib.ExitStack, directory: Path) -> None:
+    def __init__(self, stack: contextlib.ExitStack, base: Path, directory: Path) -> None:
         (port,) = free_ports(1)
         command = [sys.executable, "-m", "embertide.server.cli", "control", "--model", "edges"]
         command += ["--listen", f"127.0.0.1:{port}", "--directory", str(directory)]
-        self.child = stack.enter_context(Child(command, log=_FOLDER / "control.log"))
+        self.child = stack.enter_context(Child(command, log=base / "control.log"))
         self._stub = control_pb2_grpc.ControlServiceStub(
             stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}"))
         )
@@ -303,12 +289,12 @@ class _Control:
         return " ".join(each.error for each in answer.tasks if each.state != "running")
 
 
-def state_store() -> Iterator[report.Row]:
+def state_store(base: Path) -> Seen:
     """A control plane whose own state store lies on a full disk."""
-    folder = _FOLDER / "state"
+    folder = base / "state"
     with contextlib.ExitStack() as stack:
         stack.enter_context(small_disk(folder, 8))
-        control = _Control(stack, folder / "control")
+        control = _Control(stack, base, folder / "control")
         appended = folder / "control" / "state" / "appendonly.aof"
         size = appended.stat().st_size
         before = use_of(control.child.pid, _FULL_S)
@@ -326,8 +312,7 @@ def state_store() -> Iterator[report.Row]:
         named = named and any(all(word in line for word in words) for line in lines)
         filler.unlink()
         heals_s = within(_HEALS_S, lambda: not control.refusal())
-        yield from rows(
-            "a control plane's state store",
+        return Seen(
             core=full.core - before.core,
             amplification=full.written / to_write,
             named=named,
@@ -336,20 +321,9 @@ def state_store() -> Iterator[report.Row]:
         )
 
 
-CASES: tuple[Callable[[], Iterator[report.Row]], ...] = (
+CASES: tuple[Callable[[Path], Seen], ...] = (
     ssd_folder,
     seals,
     log_and_plan,
     state_store,
 )
-
-
-def run() -> Iterator[report.Row]:
-    """Fill each disk in turn, and yield what became of those who wrote to it.
-
-    Raises:
-        BenchError: A process does not start, or no file system can be mounted.
-    """
-    _FOLDER.mkdir(parents=True, exist_ok=True)
-    for case in CASES:
-        yield from case()

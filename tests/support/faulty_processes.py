@@ -1,6 +1,6 @@
 """The background tasks of a control plane and of a trainer: exceptions, no memory, no threads.
 
-And of a program that serves from Python. A part of `bench.edges.threads` (claim A.5). Each process
+And of a program that serves from Python (claim A.5). Each process
 is started with a fault in all of its tasks at once, so that none of them can heal another, but for
 those that begin in a round of another; then, while it runs, each task whose rounds come again and
 again has the fault in turn. `faulty_python/sitecustomize.py` sets them off.
@@ -19,24 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from days_of_news import CACHE, TRAINER
+from fault_outcomes import FAULTS, HEALS_S, SAYS_S, STARTS_S, Outcome, Tried
+from full_disk import within
 from prometheus_client.parser import text_string_to_metric_families
+from rolling import write_model
+from trainer_disk import Sending
 
-from bench import report
-from bench.edges.disk import within
-from bench.edges.news import CACHE, TRAINER
-from bench.edges.outcomes import FAULTS, HEALS_S, SAYS_S, STARTS_S, Outcome, rows
-from bench.edges.trainer_disk import Sending
 from bench.front.targets import LIVE, heard
-from bench.models import write_lookup
-from bench.servers import BUILD, BenchError
-from bench.shapes import Shape
+from bench.servers import BenchError
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.publish.folder import Publication
 from embertide.v1 import control_pb2, control_pb2_grpc
 
-_FOLDER = BUILD / "bench" / "edges" / "threads"
-_SHAPE = Shape(name="served", rows=5_000, tables=4)
 _PAGE = "metrics"  # the task of the page that shows the others
 
 
@@ -77,6 +73,7 @@ class _Process(abc.ABC):
     def __init__(self, stack: contextlib.ExitStack, name: str, faults: Path) -> None:
         self.command: list[str] = []
         self._stack, self._name, self._environment = stack, name, _environment(faults)
+        self.folder = faults.parent
         self._starts = 0
 
     def start(self) -> None:
@@ -84,7 +81,7 @@ class _Process(abc.ABC):
         if self._starts:
             self.child.stop()
         self._starts += 1
-        log = _FOLDER / f"tasks-{self._name}-{self._starts}.log"
+        log = self.folder / f"tasks-{self._name}-{self._starts}.log"
         self.child = self._stack.enter_context(
             Child(self.command, log=log, environment=self._environment)
         )
@@ -125,7 +122,7 @@ class _Control(_Process):
         port, self._page = free_ports(2)
         self.command = [sys.executable, "-m", "embertide.server.cli", "control"]
         self.command += ["--model", "edges", "--listen", f"127.0.0.1:{port}"]
-        self.command += ["--directory", str(_FOLDER / "tasks-control")]
+        self.command += ["--directory", str(self.folder / "tasks-control")]
         self.command += ["--metrics-port", str(self._page)]
         channel = grpc.insecure_channel(
             f"127.0.0.1:{port}", options=[("grpc.max_reconnect_backoff_ms", 200)]
@@ -178,14 +175,16 @@ class _Trainer(_Process):
 
     def __init__(self, stack: contextlib.ExitStack, faults: Path) -> None:
         super().__init__(stack, "trainer", faults)
-        bus = stack.enter_context(RedisServer(RedisOptions(log=_FOLDER / "tasks-redis.log"))).url
+        bus = stack.enter_context(
+            RedisServer(RedisOptions(log=self.folder / "tasks-redis.log"))
+        ).url
         streams = ("one", "another")
         for stream in streams:
             stack.enter_context(Sending(bus, stream))
-        run_file = _FOLDER / "tasks-trainer.py"
+        run_file = self.folder / "tasks-trainer.py"
         run_file.write_text(_RUN.format(url=bus, streams=streams))
         (self._page,) = free_ports(1)
-        folder = _FOLDER / "tasks-trainer"
+        folder = self.folder / "tasks-trainer"
         shutil.rmtree(folder, ignore_errors=True)
         self._publication, self._stored = (Publication(folder / at) for at in ("pub", "stored"))
         self.command = [*TRAINER, "train", str(self._publication.path), "--cache", str(CACHE)]
@@ -232,13 +231,13 @@ class _Serving(_Process):
 
     def __init__(self, stack: contextlib.ExitStack, faults: Path) -> None:
         super().__init__(stack, "serving", faults)
-        folder = _FOLDER / "tasks-serving"
+        folder = self.folder / "tasks-serving"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         (port,) = free_ports(1)
         self._said = folder / "said.json"
         words = [
-            str(write_lookup(_SHAPE, folder)),
+            str(write_model(folder)),
             str(folder / "node"),
             str(port),
             str(self._said),
@@ -328,13 +327,13 @@ def _in_turn(process: _Process, faults: Path, task: str, fault: str) -> Outcome:
     )
 
 
-def run() -> Iterator[report.Row]:
-    """Set off each fault in each task of all processes.
+def run(folder: Path) -> Iterator[Tried]:
+    """Set off each fault in each task of all processes, and yield what became of them.
 
     Raises:
         BenchError: A process does not start.
     """
-    faults = _FOLDER / "tasks-faults"
+    faults = folder / "tasks-faults"
     for kind in (_Control, _Trainer, _Serving):
         faults.write_text("")
         with contextlib.ExitStack() as stack:
@@ -346,4 +345,4 @@ def run() -> Iterator[report.Row]:
                 if fault != "start":
                     for task in process.in_turn:
                         outcomes[task] = _in_turn(process, faults, task, fault)
-                yield from rows(process.whose, fault, outcomes)
+                yield process.whose, fault, outcomes
