@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-_YEAR_S = 365 * 86_400
 _EPOCH_S = 1_600_000_000
 
 
@@ -164,10 +163,6 @@ def _lists(rng: np.random.Generator, keys: int, rows: int, most: int) -> list[li
     length_N = rng.integers(0, most + 1, rows)
     flat = _zipf(rng, keys, int(length_N.sum()), 0.8)
     return [each.tolist() for each in np.split(flat, np.cumsum(length_N)[:-1])]
-
-
-def _mean_effect(lists: list[list[int]], effect: Array) -> Array:
-    return np.array([effect[each].mean() if each else 0.0 for each in lists])
 
 
 def _iso(ts_ms_N: Array, separator: str = " ") -> list[str]:
