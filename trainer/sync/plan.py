@@ -15,7 +15,7 @@ import dataclasses
 import heapq
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,19 @@ def read(path: Path, model: ModelConfig, ranks: int) -> Ownership:
         ConfigurationError: It is not there, or not a plan for these tables and ranks; the message
             names the table and what to write.
     """
+    # The ranks own histories that versions carry in turn, whatever a fleet says of them.
+    histories = {sequence.table for sequence in model.sequences if sequence.published}
+    return read_for(path, _buckets(model), ranks, ignored=histories)
+
+
+def read_for(
+    path: Path, buckets: Mapping[str, int], ranks: int, ignored: Container[str] = ()
+) -> Ownership:
+    """Read a plan's file, for tables of so many buckets by name; `ignored` ones may stand in it.
+
+    Raises:
+        ConfigurationError: As `read`.
+    """
     try:
         said: Any = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -144,14 +157,15 @@ def read(path: Path, model: ModelConfig, ranks: int) -> Ownership:
         )
     tables = said.get("tables")
     if isinstance(tables, dict):
-        # The ranks own histories that versions carry in turn, whatever a fleet says of them.
-        histories = {sequence.table for sequence in model.sequences if sequence.published}
-        tables = {name: owners for name, owners in tables.items() if name not in histories}
-    names = [table.name for table in model.tables]
-    if not isinstance(tables, dict) or set(tables) != set(names):
+        tables = {name: owners for name, owners in tables.items() if name not in ignored}
+    if not isinstance(tables, dict) or set(tables) != set(buckets):
         found = sorted(tables) if isinstance(tables, dict) else tables
-        raise ConfigurationError(f"{path} names the tables {found}; the model has {names}")
-    return _plan(path, tables, model, ranks)
+        raise ConfigurationError(f"{path} names the tables {found}; the model has {[*buckets]}")
+    return _plan(path, tables, buckets, ranks)
+
+
+def _buckets(model: ModelConfig) -> dict[str, int]:
+    return {table.name: 1 << table.bucket_bits for table in model.tables}
 
 
 def parsed(text: str, model: ModelConfig, ranks: int) -> Ownership | None:
@@ -161,14 +175,11 @@ def parsed(text: str, model: ModelConfig, ranks: int) -> Ownership | None:
     said = json.loads(text)
     if said["ranks"] != ranks:
         return None
-    return _plan(Path("the checkpoint's plan"), said["tables"], model, ranks)
+    return _plan(Path("the checkpoint's plan"), said["tables"], _buckets(model), ranks)
 
 
-def _plan(path: Path, tables: Any, model: ModelConfig, ranks: int) -> Ownership:
-    owners = [
-        _owners(path, table.name, tables[table.name], 1 << table.bucket_bits, ranks)
-        for table in model.tables
-    ]
+def _plan(path: Path, tables: Any, buckets: Mapping[str, int], ranks: int) -> Ownership:
+    owners = [_owners(path, name, tables[name], count, ranks) for name, count in buckets.items()]
     return Ownership(ranks, tuple(owners))
 
 
@@ -192,11 +203,14 @@ def text(model: ModelConfig, ownership: Ownership) -> str:
     """Return a plan as its file has it; nothing of one rank, which owns all."""
     if ownership.ranks == 1:
         return ""
+    return text_for([table.name for table in model.tables], ownership)
+
+
+def text_for(names: Sequence[str], ownership: Ownership) -> str:
+    """Return a plan of tables as its file has it."""
     tables: dict[str, Any] = {}
-    for t, table in enumerate(model.tables):
+    for t, name in enumerate(names):
         owners = ownership.owners_T[t].tolist()
         whole = len(set(owners)) == 1
-        tables[table.name] = (
-            "everywhere" if ownership.everywhere(t) else owners[0] if whole else owners
-        )
+        tables[name] = "everywhere" if ownership.everywhere(t) else owners[0] if whole else owners
     return json.dumps({"format": FORMAT, "ranks": ownership.ranks, "tables": tables}, indent=1)
