@@ -30,7 +30,7 @@ from embertide.trainer.placing.timeline import Timeline
 _CHANGES = 10_000
 _TINY, _TINY_EVALUATIONS = 200, 600
 _LARGER = 20
-_LARGER_EVALUATIONS = 1000
+_LARGER_EVALUATIONS = 500
 _RANKS = (2, 3, 4, 6, 8, 12, 16)
 _EQUAL = 1 + 1e-9  # of two steps that differ by rounding alone
 

@@ -53,8 +53,8 @@ def test_each_search_times_as_many_as_it_may_and_repeats(search: object) -> None
 
 
 def test_a_search_ends_when_the_time_is_up() -> None:
-    left = iter([False] * 10)
-    found = metropolis(_SPACE, 1000, seed=1, stop=lambda: next(left, True))
+    used = iter([0.1] * 10)
+    found = metropolis(_SPACE, 1000, seed=1, used=lambda: next(used, 1.0))
     assert found.evaluations == 11
 
 

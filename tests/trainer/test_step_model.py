@@ -198,9 +198,10 @@ def test_a_profile_of_other_tables_or_another_machine_is_refused() -> None:
     )
     buckets = tuple(1 << each.bucket_bits for each in model.tables)
     tables = [table(name, (1.0,) * n) for name, n in zip("ab", buckets, strict=True)]
-    profiles.check(profile(tables=tuple(tables)), model, "a machine")
-    with pytest.raises(ConfigurationError, match="another machine"):
-        profiles.check(profile(tables=tuple(tables)), model, "this machine")
+    profiles.check(profile(tables=tuple(tables)), model)
+    profiles.check_machine(profile(), "a machine")
+    with pytest.raises(ConfigurationError, match=r"another machine \(a machine\)"):
+        profiles.check_machine(profile(), "this machine")
     with pytest.raises(ConfigurationError, match="'b' has no buckets there"):
         profiles.check(profile(tables=tuple(tables[:1])), model)
     with pytest.raises(ConfigurationError, match="'a' has 2097152 buckets there"):

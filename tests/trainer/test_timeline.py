@@ -77,7 +77,8 @@ def test_a_change_that_is_taken_back_leaves_nothing(
 def test_a_change_that_touches_most_tasks_is_a_whole_simulation() -> None:
     tasks = [Task(f"{n}", 0, 1.0, (n - 1,) if n else ()) for n in range(100)]
     timeline = Timeline(tasks)
-    assert timeline.retime({0: (2.0, 0.0)}) == 101
+    timeline.retime({0: (2.0, 0.0)})
+    assert timeline.makespan_s == 101
     assert timeline.visits < 20
 
 
@@ -94,7 +95,8 @@ def test_a_device_takes_what_is_ready_first() -> None:
     ]
     assert timeline.critical_path() == [1, 3, 2]
     # With b longer, c is ready first.
-    assert timeline.retime({1: (4.0, 0.0)}) == 12
+    timeline.retime({1: (4.0, 0.0)})
+    assert timeline.makespan_s == 12
     assert timeline.critical_path() == [0, 2, 3]
 
 

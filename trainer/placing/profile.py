@@ -1,9 +1,9 @@
 """What a run's steps cost on its machine: measured once, written as a file, read by the search.
 
 A profile holds for the tables, ranks and machine that it was measured with. `check` refuses it for
-other tables or another machine; `Profile.beyond` names each way in which a strategy leaves what was
-measured, and a prediction carries these sentences along. docs/formats.md, "Profile of a step", has
-the file.
+other tables, `check_machine` for another machine. `Profile.beyond` names each way in which a
+strategy leaves what was measured, and a prediction carries these sentences along. docs/formats.md,
+"Profile of a step", has the file.
 
 Pure but for `read` and `write`. Shapes: T tables, P buckets of a table, R ranks.
 """
@@ -221,16 +221,11 @@ class Profile:
         return said
 
 
-def check(profile: Profile, model: ModelConfig, machine: str | None = None) -> None:
-    """Refuse a profile of other tables, or of another machine.
-
-    Args:
-        profile: To check.
-        model: Of the run that the profile is wanted for.
-        machine: Where that runs, in words; None: anywhere.
+def check(profile: Profile, model: ModelConfig) -> None:
+    """Refuse a profile of other tables than a model's.
 
     Raises:
-        ConfigurationError: The message names the table or the machine.
+        ConfigurationError: The message names the table.
     """
     found = {table.name: len(table.load_P) for table in profile.tables}
     wanted = {table.name: 1 << table.bucket_bits for table in model.tables}
@@ -240,10 +235,18 @@ def check(profile: Profile, model: ModelConfig, machine: str | None = None) -> N
                 f"the profile is of another model: table {name!r} has {found.get(name, 'no')}"
                 f" buckets there and {wanted.get(name, 'no')} here; measure this model's steps"
             )
-    if machine is not None and machine != profile.machine:
+
+
+def check_machine(profile: Profile, machine: str) -> None:
+    """Refuse a profile of another machine than one in words.
+
+    Raises:
+        ConfigurationError: The message names both.
+    """
+    if machine != profile.machine:
         raise ConfigurationError(
-            f"the profile was measured on another machine ({terminal_text(profile.machine)}), this"
-            f" is {machine}: measure on this one"
+            f"the profile was measured on another machine ({terminal_text(profile.machine)}), and"
+            f" this is {machine}: measure here, or say --elsewhere where the run is there"
         )
 
 

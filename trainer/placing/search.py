@@ -15,7 +15,7 @@ the sums of the dense net; codecs of rows and gradients; how many ranks. A `Spac
 codecs and ranks that a search may choose: sums and codecs that round change what is learned, so
 they are chosen only where a caller allows them. A strategy whose rows do not fit is never taken.
 
-Pure: chance comes from a seed, and `stop` says when there is no more time. For one thread.
+Pure: chance comes from a seed, and `used` says how much of the time is gone. For one thread.
 """
 
 import dataclasses
@@ -80,25 +80,26 @@ class Found:
     curve: tuple[tuple[int, float], ...]
 
 
-def never() -> bool:
-    """Say that there is time left."""
-    return False
+def untimed() -> float:
+    """Say that none of the time is used: evaluations alone bound the search."""
+    return 0.0
 
 
 class _Timer:
     """Times strategies and keeps the best."""
 
-    def __init__(self, space: Space, evaluations: int, stop: Callable[[], bool]) -> None:
+    def __init__(self, space: Space, evaluations: int, used: Callable[[], float]) -> None:
         self._space = space
         self._models: dict[int, StepModel] = {}
-        self._most, self._stop = evaluations, stop
+        self._most, self._used = evaluations, used
         self.evaluations = 0
         self.best: Strategy | None = None
         self.best_s = math.inf
         self.curve: list[tuple[int, float]] = []
 
-    def is_over(self) -> bool:
-        return self.evaluations >= self._most or self._stop()
+    def done(self) -> float:
+        """Return the share of the search that is done, from 0 to 1 and above."""
+        return max(self.evaluations / self._most, self._used())
 
     def step_s(self, strategy: Strategy) -> float:
         """Return what a step takes; infinite: its rows do not fit."""
@@ -262,7 +263,7 @@ def metropolis(
     seed: int,
     *,
     temperature: float = TEMPERATURE,
-    stop: Callable[[], bool] = never,
+    used: Callable[[], float] = untimed,
 ) -> Found:
     """Search by Metropolis from what a run takes without a plan.
 
@@ -271,14 +272,14 @@ def metropolis(
         evaluations: Strategies to time, at most; the first is what it starts from.
         seed: Of chance.
         temperature: Of the first proposals, relative to the current step.
-        stop: Whether the time is up.
+        used: Share of the time that is used; from 1 on the search ends.
     """
     chance = random.Random(seed)
-    timer = _Timer(space, evaluations, stop)
+    timer = _Timer(space, evaluations, used)
     current = start_of(space)
     current_s = timer.step_s(current)
-    while not timer.is_over():
-        at = temperature * _COOLING ** -(timer.evaluations / evaluations)
+    while (done := timer.done()) < 1:
+        at = temperature * _COOLING**-done
         proposed = propose(space, current, chance)
         proposed_s = timer.step_s(proposed)
         if proposed_s <= current_s or (
@@ -289,13 +290,15 @@ def metropolis(
     return timer.found()
 
 
-def greedy(space: Space, evaluations: int, seed: int, *, stop: Callable[[], bool] = never) -> Found:
+def greedy(
+    space: Space, evaluations: int, seed: int, *, used: Callable[[], float] = untimed
+) -> Found:
     """Search as `metropolis` does, but take only what is better."""
     chance = random.Random(seed)
-    timer = _Timer(space, evaluations, stop)
+    timer = _Timer(space, evaluations, used)
     current = start_of(space)
     current_s = timer.step_s(current)
-    while not timer.is_over():
+    while timer.done() < 1:
         proposed = propose(space, current, chance)
         proposed_s = timer.step_s(proposed)
         if proposed_s < current_s:
@@ -304,12 +307,12 @@ def greedy(space: Space, evaluations: int, seed: int, *, stop: Callable[[], bool
 
 
 def at_random(
-    space: Space, evaluations: int, seed: int, *, stop: Callable[[], bool] = never
+    space: Space, evaluations: int, seed: int, *, used: Callable[[], float] = untimed
 ) -> Found:
     """Time what a run takes without a plan, and then strategies drawn at random."""
     chance = random.Random(seed)
-    timer = _Timer(space, evaluations, stop)
+    timer = _Timer(space, evaluations, used)
     timer.step_s(start_of(space))
-    while not timer.is_over():
+    while timer.done() < 1:
         timer.step_s(draw(space, chance))
     return timer.found()

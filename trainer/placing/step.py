@@ -2,8 +2,8 @@
 
 What each rank does (docs/design/0016-ranks.md) becomes tasks on its devices:
 
-    core     lookup, encode rows | pool | forward layers | backward layers, give | select | adam,
-             apply; with one core also what stands in the next two lines
+    core     other work of a step, lookup, encode rows | pool | forward layers | backward layers,
+             give | select | adam, apply; with one core also what the next two lines have
     asker    route the next batch's keys, from when the rows of this one are there
     writer   publish
     drive    rows that are not in memory
@@ -176,9 +176,8 @@ class StepModel:
         for rank in every:
             self._add("publish", "writer", rank, begin_R[rank])
         late_R = [self._add("late rows", "drive", r, [keys_R[r]]) for r in every]
-        looked_R = [
-            [self._add("lookup", "core", r, [late_R[r], keys_R[r], *begin_R[r]])] for r in every
-        ]
+        other_R = [self._add("other", "core", r, [keys_R[r], *begin_R[r]]) for r in every]
+        looked_R = [[self._add("lookup", "core", r, [late_R[r], other_R[r]])] for r in every]
         rows_R = self._exchange("rows", looked_R)
         gradients_R: list[list[int]] = []
         backward_R: list[list[int]] = []
@@ -287,7 +286,8 @@ class StepModel:
                 0.0,
             )
             looked = own_D[0] * self.ranks + copied_D[0]
-            core("lookup", work.step_s + looked * work.lookup_s + own_D[2] * others * row_codec)
+            core("other", work.step_s)
+            core("lookup", looked * work.lookup_s + own_D[2] * others * row_codec)
             core("pool", keys * work.pool_s + rest_D[2] * row_codec)
             for n, each in layer:
                 core(f"forward {n}", self._part * each.forward_s)

@@ -156,8 +156,8 @@ class Timeline:
 
     # --- simulation -------------------------------------------------------------------------------
 
-    def simulate_all(self) -> float:
-        """Compute the times of all tasks anew; return when the last ends."""
+    def simulate_all(self) -> None:
+        """Compute the times of all tasks anew."""
         seconds, lead, device = self._seconds, self._lead, self._device
         missing = [len(set(after)) for after in self._after]
         free = [0.0] * len(self._order)
@@ -180,16 +180,12 @@ class Timeline:
                 if not missing[other]:
                     heapq.heappush(heap, (ready[other], other))
         self._ready, self._order = ready, order
-        return self.makespan_s
 
-    def retime(self, changes: Mapping[int, tuple[float, float]]) -> float:
+    def retime(self, changes: Mapping[int, tuple[float, float]]) -> None:
         """Give some tasks other seconds and leads, and bring all times up to date.
 
         Args:
             changes: By number of a task: its seconds, and its lead.
-
-        Returns:
-            When the last task ends.
 
         Raises:
             ValueError: A time that a task cannot have; some of the tasks may have theirs then, and
@@ -215,7 +211,8 @@ class Timeline:
         while heap:
             self.visits += 1
             if self.visits > most:
-                return self.simulate_all()
+                self.simulate_all()
+                return
             _, number = heapq.heappop(heap)
             waiting.discard(number)
             order = self._order[device[number]]
@@ -244,4 +241,3 @@ class Timeline:
             if moved:
                 for other in before[number]:
                     look_at(other, end)
-        return self.makespan_s
