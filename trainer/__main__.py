@@ -18,7 +18,7 @@ _MODULES = {"import": "import_model", "send-events": "send", "eval": "evaluate"}
 _COMMANDS = (
     *("init", "train", "import", "export-dense", "cache-sim", "capacity", "prune-search"),
     *("transform-search", "describe", "send-events", "guard", "rollback", "replay", "backtest"),
-    *("compare", "eval", "verify"),
+    *("compare", "eval", "verify", "step-profile", "plan-search"),
 )
 lazy_app(app)
 for _name in _COMMANDS:

@@ -100,6 +100,7 @@ _forward("train", "Train on a stream of events and publish as the model learns."
 _forward("send-events", "Add a file's events to a Redis Stream, for a trainer to read.", _LEARN)
 _forward("prune-search", "Find the fewest bytes whose loss of AUC is within a bound.", _LEARN)
 _forward("transform-search", "Find transforms of dense features that lower the log loss.", _LEARN)
+_forward("step-profile", "Measure what a step costs, for `plan ranks --search`.", _LEARN)
 _forward("import", "Turn an existing model into a snapshot.", _LEARN)
 _forward("export-dense", "Compile any nn.Module for serving.", _LEARN)
 _forward("eval", "Score a file by a published version, and print how good the scores are.", _LEARN)

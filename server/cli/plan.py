@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -26,6 +26,7 @@ from embertide.server.cli.control_client import (
 )
 from embertide.server.cli.fleet_view import fleet_facts, show_devices
 from embertide.server.cli.gains import gain_facts, model_line, show_gain
+from embertide.server.cli.processes import show_trainer
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.layout import Bucket, Holders, layout_of, place_name
 from embertide.server.core.plan.names import NamedHolders, changes, names_of
@@ -39,7 +40,20 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 _SHOWN = 100
+Elsewhere = Annotated[
+    bool, typer.Option("--elsewhere", help="The profile is of another machine, as the run will be.")
+]
 _ADOPT_S = 30.0
+
+
+def _option(name: str, value: Path | None) -> list[str]:
+    return [] if value is None else [name, str(value)]
+
+
+def _plan_search(words: list[str], *, elsewhere: bool, as_json: bool) -> NoReturn:
+    """Have the trainer search for a plan of its ranks, or explain one; and end as it ends."""
+    words += ["--elsewhere"] * elsewhere + ["--json"] * as_json
+    raise typer.Exit(show_trainer("plan-search", words))
 
 
 def _names(plan: plan_pb2.Plan, held: Holders) -> dict[str, list[str]]:
@@ -111,6 +125,23 @@ def explain(
     where: Annotated[
         str | None, typer.Argument(help="TABLE/BUCKET, as user/3; without it, the whole plan.")
     ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a training step: explain that in place of a fleet's plan.", dir_okay=False
+        ),
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="With --profile: of the trainer.", min=1)] = 1,
+    plan_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan", help="With --profile: the trainer's plan; else the usual.", dir_okay=False
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="With --profile: draw the step here.", dir_okay=False)
+    ] = None,
+    elsewhere: Elsewhere = False,
     control: Control = DEFAULT_CONTROL,
     token_file: TokenFile = None,
     as_json: Json = False,
@@ -120,7 +151,12 @@ def explain(
     Example: embertide plan explain
 
     Example: embertide plan explain user/3
+
+    What bounds a training step: embertide plan explain --profile profile.json --ranks 2
     """
+    if profile is not None:
+        words = [str(profile), str(ranks), *_option("--plan", plan_file), *_option("--plot", plot)]
+        _plan_search(words, elsewhere=elsewhere, as_json=as_json)
     with report_errors(as_json), calling(control, token_file) as caller:
         plan = caller.plan()
         if where is None:
@@ -248,6 +284,18 @@ def diff(
 def ranks(
     ranks: Annotated[int, typer.Argument(help="Of the trainer.", min=1, max=65_534)],
     output: Annotated[Path, typer.Argument(help="File to write.", dir_okay=False)],
+    search: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PROFILE",
+            help="A file of step-profile: search for the shortest step; no fleet is asked.",
+            dir_okay=False,
+        ),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(help="With --search: of one core, at most.", min=0.1, max=600)
+    ] = 20.0,
+    elsewhere: Elsewhere = False,
     control: Control = DEFAULT_CONTROL,
     token_file: TokenFile = None,
     as_json: Json = False,
@@ -255,7 +303,12 @@ def ranks(
     """Write the plan of a trainer of several ranks, even by what the fleet reads.
 
     Example: embertide plan ranks 4 plan.json, then embertide train --nproc 4 --plan plan.json ...
+
+    By what steps cost: embertide plan ranks 2 plan.json --search profile.json
     """
+    if search is not None:
+        words = [str(search), str(ranks), "--output", str(output), "--seconds", str(seconds)]
+        _plan_search(words, elsewhere=elsewhere, as_json=as_json)
     with report_errors(as_json), calling(control, token_file) as caller:
         tables = caller.plan().tables
         fleet = caller.call("GetFleetLoad", control_pb2.GetFleetLoadRequest(hot_keys=1), 10.0)

@@ -81,3 +81,8 @@ def run_trainer(name: str, arguments: Sequence[str]) -> Mapping[str, Any]:
         raise CommandError(reason(name, done.stderr))
     said: Mapping[str, Any] = json.loads(done.stdout)
     return said
+
+
+def show_trainer(name: str, arguments: Sequence[str]) -> int:
+    """Run one of the trainer's commands, whose output is this command's; return its exit code."""
+    return subprocess.run([*TRAINER, name, *arguments], check=False).returncode

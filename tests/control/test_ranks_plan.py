@@ -2,7 +2,9 @@
 
 import pytest
 from simulation import make_tables
+from typer.testing import CliRunner
 
+from embertide.server.cli import plan as command
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.ranks import FORMAT, for_ranks
 from embertide.trainer.sync import plan
@@ -54,3 +56,27 @@ def test_a_bucket_of_which_nothing_was_read_costs_something() -> None:
 
 def test_the_file_is_of_the_format_that_trainers_read() -> None:
     assert FORMAT == plan.FORMAT
+
+
+def test_a_plan_by_what_steps_cost_is_searched_by_the_trainer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[list[str]] = []
+
+    def show_trainer(name: str, words: list[str]) -> int:
+        asked.append([name, *words])
+        return 2
+
+    monkeypatch.setattr(command, "show_trainer", show_trainer)
+    for line, wanted in (
+        (
+            "ranks 4 plan.json --search profile.json --seconds 5",
+            "plan-search profile.json 4 --output plan.json --seconds 5.0",
+        ),
+        (
+            "explain --profile profile.json --ranks 2 --plan a.json --plot a.svg --elsewhere",
+            "plan-search profile.json 2 --plan a.json --plot a.svg --elsewhere",
+        ),
+    ):
+        assert CliRunner().invoke(command.app, line.split()).exit_code == 2
+        assert asked.pop() == wanted.split()

@@ -1,0 +1,133 @@
+"""A profile is measured of steps that are taken, and a plan is made of it and of no other."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stepprofiles import LINK, NO_WORK, profile, table
+from typer.testing import CliRunner
+
+from embertide.trainer.__main__ import app
+from embertide.trainer.config import FeatureConfig, LocalSGD, ModelConfig, RunConfig, TableConfig
+from embertide.trainer.data.base import Batch
+from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.lab.step_profile import machine, measure
+from embertide.trainer.placing import profile as profiles
+from embertide.trainer.placing.search import usual
+from embertide.trainer.placing.step import StepModel, Strategy
+from embertide.trainer.sync.plan import read_for
+from embertide.trainer.sync.ranks import Ranks
+
+_MODEL = ModelConfig(
+    name="m",
+    tables=(TableConfig(name="user", bucket_bits=2), TableConfig(name="item")),
+    features=(
+        FeatureConfig(name="user", table="user"),
+        FeatureConfig(name="item", table="item"),
+        FeatureConfig(name="other", table="item"),
+    ),
+)
+_RUN = RunConfig(model=_MODEL, batch_size=128)
+_UNEVEN = profile(
+    ranks=(LINK, dataclasses.replace(LINK, pace=5.0)),
+    tables=(table("user", (0.25,) * 4), table("item")),
+    work=dataclasses.replace(NO_WORK, update_s=1e-4),
+)
+
+
+def _batches(count: int) -> list[Batch]:
+    chance = np.random.default_rng(1)
+    return [
+        Batch(
+            first=128 * n,
+            next_offset=128 * (n + 1),
+            event_B=np.arange(128) + 128 * n,
+            ts_ms_B=np.arange(128) + 128 * n,
+            keys_BF=chance.integers(-50, 50, (128, 3)),
+            dense_BD=np.zeros((128, 0), np.float32),
+            label_B=chance.integers(0, 2, 128).astype(np.float32),
+        )
+        for n in range(count)
+    ]
+
+
+def test_a_profile_is_measured_and_explains_the_step_that_was_measured() -> None:
+    made = measure(_RUN, _batches(6), Ranks.alone())
+    profiles.check(made, _MODEL)
+    profiles.check_machine(made, machine())
+    assert [each.keys for each in made.tables] == [1.0, 2.0]
+    user = made.tables[0]
+    assert user.distinct[-1][0] == 128
+    assert 60 < user.distinct[-1][1] <= 100
+    assert user.rows <= 100
+    assert sum(user.load_P) == pytest.approx(1)
+    work = dataclasses.asdict(made.work)
+    assert all(work[name] > 0 for name in ("route_s", "lookup_s", "pool_s", "give_s", "update_s"))
+    assert made.layers
+    model = StepModel(made, 1)
+    assert model.step_s(Strategy(usual(made, 1))) >= 0.99 * made.step_s
+
+
+def test_steps_that_cannot_be_measured_are_refused() -> None:
+    apart = dataclasses.replace(_RUN, sync=LocalSGD())
+    with pytest.raises(ConfigurationError, match="LocalSGD"):
+        measure(apart, _batches(4), Ranks.alone())
+    with pytest.raises(ConfigurationError, match="events for 3 batches"):
+        measure(_RUN, _batches(3), Ranks.alone())
+    lists = dataclasses.replace(
+        _MODEL, features=(*_MODEL.features[:2], FeatureConfig(name="o", table="item", keys="list"))
+    )
+    with pytest.raises(ConfigurationError, match="lists or sequences"):
+        measure(dataclasses.replace(_RUN, model=lists), _batches(4), Ranks.alone())
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def _search(*words: object) -> tuple[int, str]:
+    said = CliRunner().invoke(app, ["plan-search", *map(str, words)])
+    return said.exit_code, said.output
+
+
+def test_the_command_writes_a_plan_that_a_run_reads(tmp_path: Path) -> None:
+    path, plan = tmp_path / "profile.json", tmp_path / "plan.json"
+    profiles.write(_UNEVEN, path)
+    code, output = _search(path, 2, "--elsewhere", "--output", plan, "--seconds", 0.5, "--json")
+    assert code == 0, output
+    said = json.loads(output)
+    assert said["step_s"] < said["usual_s"]
+    owners = read_for(plan, {"user": 4, "item": 1}, 2)
+    assert StepModel(_UNEVEN, 2).step_s(Strategy(owners)) == said["step_s"]
+
+
+def test_the_command_explains_and_draws_a_step(tmp_path: Path) -> None:
+    path, plot = tmp_path / "profile.json", tmp_path / "step.svg"
+    profiles.write(_UNEVEN, path)
+    code, output = _search(path, 2, "--elsewhere", "--plot", plot)
+    assert code == 0, output
+    assert "apply of rank 1" in output
+    assert "<svg" in plot.read_text()
+
+
+def test_the_command_says_what_was_not_measured(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    profiles.write(_UNEVEN, path)
+    code, output = _search(path, 3, "--elsewhere")
+    assert code == 0, output
+    assert "not measured: 3 ranks: measured were 2" in output
+
+
+@pytest.mark.parametrize("change", ["machine", "tables", "ranks"])
+def test_the_command_refuses_what_is_of_something_else(tmp_path: Path, change: str) -> None:
+    path, plan = tmp_path / "profile.json", tmp_path / "plan.json"
+    profiles.write(_UNEVEN, path)
+    tables = {"user": 0, "item": 0} if change != "tables" else {"user": 0}
+    ranks = 2 if change != "ranks" else 4
+    plan.write_text(json.dumps({"format": "embertide ranks 1", "ranks": ranks, "tables": tables}))
+    elsewhere = ["--elsewhere"] if change != "machine" else []
+    code, output = _search(path, 2, "--plan", plan, *elsewhere)
+    assert code == 2
+    words = {"machine": "another machine", "tables": "names the tables", "ranks": "for 4 ranks"}
+    assert words[change] in output

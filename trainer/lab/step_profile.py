@@ -1,0 +1,392 @@
+"""Measures what a training step costs on this machine: by steps that are taken, and part by part.
+
+All ranks take some steps together, as a run does, and nothing is published. Then each measures its
+parts by themselves, all at the same time, as they share cores in a run. What the parts do not
+explain of the measured step counts once a step (`WorkProfile.step_s`).
+
+Shapes: B events of a part, F columns of KEYS, P buckets, U distinct keys, D of a row.
+"""
+
+import dataclasses
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from embertide import _store
+from embertide.trainer.config import Codec, RunConfig
+from embertide.trainer.config.sync import AsynchronousSync
+from embertide.trainer.data.base import Batch
+from embertide.trainer.data.keys import buckets_of
+from embertide.trainer.embedding.store import store_table
+from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.model.learner import Learner, Prepared, part_of
+from embertide.trainer.placing.profile import (
+    LayerProfile,
+    Profile,
+    RankProfile,
+    TableProfile,
+    WorkProfile,
+)
+from embertide.trainer.placing.search import usual
+from embertide.trainer.placing.step import StepModel, Strategy
+from embertide.trainer.sync import codec
+from embertide.trainer.sync.codec import Block
+from embertide.trainer.sync.ranks import Ranks
+
+_REPETITIONS = 7
+_PARTS = (1, 2, 4, 8, 16, 32, 64)  # of a batch, in which distinct keys are counted
+_COUNTED = 8  # batches in which they are
+_SMALL_BYTES, _LARGE_BYTES = 1 << 10, 4 << 20
+_CODED = 1 << 18  # numbers that codecs are measured by
+_CODECS: tuple[Codec, ...] = ("fp16", "bf16", "int8")
+_ALONE = RankProfile(bytes_per_s=1e9, latency_s=1e-4, sum_bytes_per_s=1e9)
+"""Of a rank without others, which has no link: any prediction for more says that."""
+
+
+def machine() -> str:
+    """Return this machine in words: a profile of another one is refused."""
+    model = platform.machine()
+    facts = Path("/proc/cpuinfo")
+    if facts.exists():
+        lines = (line.partition(":") for line in facts.read_text(encoding="utf-8").splitlines())
+        model = next(
+            (value.strip() for name, _, value in lines if name.startswith("model name")), model
+        )
+    return f"{model}, {os.cpu_count()} cores"
+
+
+def measure(run: RunConfig, batches: Sequence[Batch], ranks: Ranks) -> Profile:
+    """Take a step for each batch, and return the profile, the same on all ranks.
+
+    Args:
+        run: Its rows begin empty; nothing is published.
+        batches: Of the run's events, four or more; all ranks give the same.
+        ranks: Those that take steps together.
+
+    Raises:
+        ConfigurationError: There are too few batches, or the run is one whose steps cannot be
+            measured so: with lists, sequences or a strategy whose ranks are apart.
+        RankLostError: A rank is gone.
+    """
+    _check(run, batches)
+    assert not isinstance(run.sync, AsynchronousSync)
+    learner = Learner(run, ranks)
+    batches = list(learner.warm_up(iter(batches)))
+    step_s = _take_steps(learner, batches)
+    batch = batches[-1]
+    begin, end = part_of(batch, ranks.rank, ranks.size)
+    work, layers = _work(learner, batch, begin, end)
+    mine = {
+        "work": dataclasses.asdict(work),
+        "layers": [dataclasses.asdict(layer) for layer in layers],
+        "link": dataclasses.asdict(_link(ranks)),
+    }
+    every = ranks.channel("profile").gather(mine)
+    first = WorkProfile(**every[0]["work"])
+    profile = Profile(
+        machine=machine(),
+        cores=_cores(),
+        events=len(batch),
+        tables=_tables(run, batches, ranks.size),
+        layers=tuple(LayerProfile(**layer) for layer in every[0]["layers"]),
+        rows_enter=_rows_enter(layers),
+        ranks=tuple(
+            dataclasses.replace(RankProfile(**each["link"]), pace=_pace(every[0], each))
+            for each in every
+        ),
+        work=first,
+        budget_bytes=run.ddr_budget_bytes,
+        step_s=max(ranks.channel("profile").gather(step_s)),
+    )
+    parts_s = StepModel(profile, ranks.size).step_s(
+        Strategy(usual(profile, ranks.size), run.sync, run.codecs)
+    )
+    rest_s = max(0.0, profile.step_s - parts_s)
+    return dataclasses.replace(profile, work=dataclasses.replace(first, step_s=rest_s))
+
+
+def _check(run: RunConfig, batches: Sequence[Batch]) -> None:
+    if isinstance(run.sync, AsynchronousSync):
+        raise ConfigurationError(
+            f"sync is {type(run.sync).__name__}, whose ranks take no step together: measure with"
+            " AllReduce() or DCT()"
+        )
+    if run.model.sequences or any(feature.keys != "one" for feature in run.model.features):
+        raise ConfigurationError(
+            f"model {run.model.name!r} has lists or sequences, whose steps cannot be measured yet"
+        )
+    if len(batches) < 4:
+        raise ConfigurationError(
+            f"there are events for {len(batches)} batches of {run.batch_size}: give events for 4"
+            " or more"
+        )
+
+
+def _cores() -> int:
+    """Return the cores of each rank of this machine."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
+def _take_steps(learner: Learner, batches: Sequence[Batch]) -> float:
+    """Take a step for each batch, and return what one takes; keys of the next travel meanwhile."""
+    took: list[float] = []
+    following = iter(batches[1:])
+    with ThreadPoolExecutor(1) as ahead:
+        asked: Future[Prepared] | None = ahead.submit(learner.prepare, batches[0])
+
+        def ask() -> None:
+            nonlocal asked
+            batch = next(following, None)
+            asked = None if batch is None else ahead.submit(learner.prepare, batch)
+
+        while asked is not None:
+            ready = asked.result()
+            began = time.perf_counter()
+            learner.take_step(ready, ask)
+            took.append(time.perf_counter() - began)
+            # With what it waits for the next batch's keys.
+            if asked is not None:
+                asked.result()
+                took[-1] = time.perf_counter() - began
+    return statistics.median(took[len(took) // 2 :])
+
+
+def _median_s(work: Callable[[], object]) -> float:
+    took = []
+    for _ in range(_REPETITIONS):
+        began = time.perf_counter()
+        work()
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
+
+
+def _work(
+    learner: Learner, batch: Batch, begin: int, end: int
+) -> tuple[WorkProfile, list[LayerProfile]]:
+    """Measure this rank's parts of a step, by themselves."""
+    run, rows = learner.run, learner.rows
+    keys_FB = np.ascontiguousarray(batch.keys_BF[begin:end].T)
+    tables = [run.model.table_index(column.table) for column in run.model.columns]
+    stored = [store_table(table, t, run.seed) for t, table in enumerate(run.model.tables)]
+    widths = [table.layout.dim for table in stored]
+    dims = [w - t.counter_chunks * t.layout.chunk_dim for w, t in zip(widths, stored, strict=True)]
+    router = _store.Router(
+        [
+            (table.bucket_bits, width, dim, np.zeros(1 << table.bucket_bits, np.uint16))
+            for table, width, dim in zip(stored, widths, dims, strict=True)
+        ],
+        ranks=1,
+        rank=0,
+    )
+    bags: list[tuple[int, NDArray[np.int64], NDArray[np.uint32] | None]] = [
+        (table, keys_B, None) for table, keys_B in zip(tables, keys_FB, strict=True)
+    ]
+    route_s = _median_s(lambda: router.route(bags))
+    routed = router.route(bags)
+    keys_T = np.split(routed.keys, np.cumsum(routed.lengths)[:-1])
+    if rows.exchange is not None:
+        keys_T = [keys_U[rows.exchange.mine(t, keys_U)] for t, keys_U in enumerate(keys_T)]
+    own = [(t, keys_U) for t, keys_U in enumerate(keys_T) if len(keys_U)]
+    lookups: list[_store.BagLookup] = [
+        (t, keys_U, None, "sum", np.empty((len(keys_U), widths[t]), np.float32))
+        for t, keys_U in own
+    ]
+    lookup_s = _median_s(lambda: rows.store.lookup_bags(lookups, threads=run.threads, places=True))
+    floats = int(np.dot(routed.lengths, widths))
+    outs = [("sum", np.empty((end - begin, widths[t]), np.float32)) for t in tables]
+    pool_s = _median_s(lambda: routed.pool(np.zeros(floats, np.float32), outs))
+    pieces = [(None, np.zeros((end - begin, dims[t]), np.float32)) for t in tables]
+    give_s = _median_s(lambda: routed.sum(pieces))
+    gradients: list[_store.BagGradients] = [
+        (t, keys_U, None, np.zeros((len(keys_U), dims[t]), np.float32), None) for t, keys_U in own
+    ]
+    optimizer = run.optimizer
+    update_s = _median_s(
+        lambda: rows.store.apply_gradients(
+            gradients,
+            learning_rate=optimizer.sparse_learning_rate,
+            epsilon=optimizer.epsilon,
+            initial_accumulator=optimizer.initial_accumulator,
+            beta1=optimizer.beta1,
+            beta2=optimizer.beta2,
+            max_gradient_norm=optimizer.max_gradient_norm,
+            threads=run.threads,
+        )
+    )
+    adam_s = _median_s(learner.optimizer.step)
+    found = max(1, sum(len(keys_U) for _, keys_U in own))
+    keys = keys_FB.size
+    layers = _layers(learner, batch, begin, end)
+    work = WorkProfile(
+        route_s=route_s / keys,
+        lookup_s=lookup_s / found,
+        pool_s=pool_s / keys,
+        give_s=give_s / keys,
+        update_s=update_s / found,
+        adam_s=adam_s / max(1, sum(layer.parameters for layer in layers)),
+        codec_s={name: _codec_s(name) for name in _CODECS},
+    )
+    return work, layers
+
+
+def _codec_s(name: Codec) -> float:
+    """Return what a codec takes for a number, in the mean of encoding and decoding."""
+    values = np.random.default_rng(1).standard_normal(_CODED).astype(np.float32)
+    blocks = [Block(_CODED // 64, 64)]
+    sent = codec.encode(name, values, blocks)
+    took = _median_s(lambda: codec.encode(name, values, blocks))
+    took += _median_s(lambda: codec.decode(name, sent, blocks))
+    return took / 2 / _CODED
+
+
+def _layers(learner: Learner, batch: Batch, begin: int, end: int) -> list[LayerProfile]:
+    """Return the net's layers in the order of the forward pass.
+
+    Forward passes are measured by layer; what backward takes is divided as forward is.
+    """
+    net = learner.net
+    names = {
+        module: name
+        for name, module in net.named_modules()
+        if any(True for _ in module.parameters(recurse=False))
+    }
+    took: dict[nn.Module, list[float]] = {}
+    began: dict[nn.Module, float] = {}
+
+    def before(module: nn.Module, _: Any) -> None:
+        began[module] = time.perf_counter()
+
+    def after(module: nn.Module, *_: Any) -> None:
+        took.setdefault(module, []).append(time.perf_counter() - began[module])
+
+    hooks = [
+        hook
+        for module in names
+        for hook in (
+            module.register_forward_pre_hook(before),
+            module.register_forward_hook(after),
+        )
+    ]
+    events = end - begin
+    width = learner.rows.embedding_dim
+    dense_BD = torch.zeros((events, batch.dense_BD.shape[1]))
+    forward_s, backward_s = [], []
+    for _ in range(_REPETITIONS):
+        embeddings_BE = torch.zeros((events, width), requires_grad=True)
+        start = time.perf_counter()
+        loss = net(dense_BD.to(learner.device), embeddings_BE.to(learner.device)).float().mean()
+        middle = time.perf_counter()
+        loss.backward()
+        backward_s.append(time.perf_counter() - middle)
+        forward_s.append(middle - start)
+    for hook in hooks:
+        hook.remove()
+    learner.optimizer.zero_grad()
+    share = {module: statistics.median(each) for module, each in took.items()}
+    total = sum(share.values()) or 1.0
+    return [
+        LayerProfile(
+            name=names[module],
+            parameters=sum(each.numel() for each in module.parameters(recurse=False)),
+            forward_s=statistics.median(forward_s) * seconds / total / events,
+            backward_s=statistics.median(backward_s) * seconds / total / events,
+        )
+        for module, seconds in share.items()
+    ]
+
+
+def _rows_enter(layers: Iterable[LayerProfile]) -> int:
+    """Return the first layer behind the MLP over DENSE, which is the first part of some nets."""
+    at = 0
+    layers = list(layers)
+    while at + 1 < len(layers) and layers[at].name.startswith("bottom"):
+        at += 1
+    return at
+
+
+def _pace(first: dict[str, Any], other: dict[str, Any]) -> float:
+    """Return times that a rank's work takes what the first one's does, in the mean of parts."""
+    names = ("route_s", "lookup_s", "pool_s", "give_s", "update_s", "adam_s")
+    ratios = [
+        other["work"][name] / first["work"][name] for name in names if first["work"][name] > 0
+    ]
+    for mine, its in zip(first["layers"], other["layers"], strict=True):
+        if mine["forward_s"] > 0:
+            ratios.append(its["forward_s"] / mine["forward_s"])
+    return statistics.median(ratios) if ratios else 1.0
+
+
+def _link(ranks: Ranks) -> RankProfile:
+    """Measure this rank's link while all send."""
+    if ranks.size == 1:
+        return _ALONE
+    channel = ranks.channel("profile")
+    others = ranks.size - 1
+
+    def exchange(size: int) -> None:
+        sizes = [size if rank != ranks.rank else 0 for rank in range(ranks.size)]
+        sent = torch.zeros(size * others, dtype=torch.uint8)
+        channel.exchange(sent, sizes, sizes, "profile").wait()
+
+    latency_s = _median_s(lambda: exchange(_SMALL_BYTES))
+    large_s = _median_s(lambda: exchange(_LARGE_BYTES))
+    numbers = torch.zeros(_LARGE_BYTES // 4)
+    sum_s = _median_s(lambda: channel.sum(numbers, "profile").wait())
+    summed = 2 * others / ranks.size * _LARGE_BYTES
+    return RankProfile(
+        bytes_per_s=others * _LARGE_BYTES / max(large_s - latency_s, 1e-9),
+        latency_s=latency_s,
+        sum_bytes_per_s=summed / max(sum_s - latency_s, 1e-9),
+    )
+
+
+def _tables(run: RunConfig, batches: Sequence[Batch], ranks: int) -> tuple[TableProfile, ...]:
+    """Count what batches ask of tables."""
+    made: list[TableProfile] = []
+    counted = batches[-_COUNTED:]
+    for t, table in enumerate(run.model.tables):
+        columns = [f for f, column in enumerate(run.model.columns) if column.table == table.name]
+        stored = store_table(table, t, run.seed)
+        dim = stored.layout.dim
+        gradient = dim - stored.counter_chunks * stored.layout.chunk_dim
+        points: dict[float, float] = {}
+        load_P = np.zeros(1 << table.bucket_bits)
+        for parts in _PARTS:
+            sizes, found = [], []
+            for batch in counted:
+                for part in range(min(parts, 4)):
+                    begin, end = part_of(batch, part, parts)
+                    if begin == end:
+                        continue
+                    keys_U = np.unique(batch.keys_BF[begin:end][:, columns])
+                    sizes.append(end - begin)
+                    found.append(len(keys_U))
+                    if parts == ranks or (parts == 1 and ranks not in _PARTS):
+                        buckets_U = buckets_of(keys_U.view(np.uint64), table.bucket_bits)
+                        load_P += np.bincount(buckets_U, minlength=len(load_P))
+            if sizes:
+                points[float(statistics.mean(sizes))] = float(max(1e-9, statistics.mean(found)))
+        made.append(
+            TableProfile(
+                name=table.name,
+                row_floats=dim,
+                gradient_floats=gradient,
+                row_bytes=4 * dim + 4 * gradient + 24,
+                rows=len(np.unique(np.concatenate([each.keys_BF[:, columns] for each in batches]))),
+                keys=float(len(columns)),
+                distinct=tuple(sorted(points.items())),
+                load_P=tuple((load_P / load_P.sum()).tolist()),
+            )
+        )
+    return tuple(made)
