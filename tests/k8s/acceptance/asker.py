@@ -8,7 +8,6 @@ keys that nobody answered for, has a line of its own.
 """
 
 import json
-import queue
 import random
 import sys
 import threading
@@ -28,7 +27,6 @@ Keys = npt.NDArray[np.int64]
 Dense = npt.NDArray[np.float32]
 _lock = threading.Lock()
 _counts: dict[str, list[int]] = {}
-_late: list[Any] = []
 
 
 def say(**fields: object) -> None:
@@ -43,7 +41,6 @@ class Grpc:
     def __init__(self, keep: bool) -> None:
         self._keep = keep
         self._client: Any = None
-        self._asked: Any = None
 
     def ask(self, keys: Keys, dense: Dense) -> tuple[float, int]:
         """Return the score, and how many keys nobody answered for."""
@@ -54,18 +51,7 @@ class Grpc:
         if dense.size:
             inputs.append(triton.InferInput("DENSE", dense.shape, "FP32"))
             inputs[1].set_data_from_numpy(dense)
-        # No gRPC deadline and no cancel: some hundred of them end Triton 2.51. It waits here.
-        came: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-        self._asked = self._client.async_infer(
-            MODEL, inputs, lambda *answer: came.put(answer), timeout=round(TIMEOUT_S * 1e6)
-        )
-        try:
-            result, error = came.get(timeout=TIMEOUT_S)
-        except queue.Empty:
-            _late.append(self._asked)  # gRPC cancels a call that nobody holds
-            raise TimeoutError(f"no answer in {TIMEOUT_S} s") from None
-        if error is not None:
-            raise error
+        result = self._client.infer(MODEL, inputs, client_timeout=TIMEOUT_S)
         said = result.get_response().parameters
         score = float(result.as_numpy("SCORE")[0, 0])
         if not self._keep:
