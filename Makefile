@@ -231,8 +231,8 @@ bench-ranks: dev cpp build/.torchrec ## one run of many ranks: against TorchRec 
 bench-rank: dev ## the dense net rewritten for one user and many candidates, beside the unrewritten; ten minutes
 	$(BIN)/python -m bench.rank $(PARTS)
 
-bench-sync: dev cpp ## strategies of synchronisation: bytes, quality, cost, over a wire; PARTS="dct wire virtual", NEWS=clicks.parquet, CRITEO=ads.parquet
-	$(BIN)/python -m bench.sync $(PARTS) $(if $(NEWS),--news "$(NEWS)") $(if $(CRITEO),--criteo "$(CRITEO)")
+bench-sync: dev cpp ## strategies of synchronisation: bytes, quality, cost, over a wire; PARTS="dct ranks agree wire virtual pods", NEWS=clicks.parquet, CRITEO=ads.parquet, KUBECONFIG=file
+	$(BIN)/python -m bench.sync $(or $(PARTS),dct ranks agree wire virtual $(if $(KUBECONFIG),pods)) --kubeconfig "$(KUBECONFIG)" $(if $(NEWS),--news "$(NEWS)") $(if $(CRITEO),--criteo "$(CRITEO)")
 
 bench-search: dev ## the simulator of a training step and the search for its plan; PARTS="simulator tiny larger"; ten minutes
 	$(BIN)/python -m bench.search $(PARTS)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench import parts, report
 from bench.servers import BenchError
-from bench.sync import dct, ranks, virtual, wire
+from bench.sync import dct, pods, ranks, virtual, wire
 
 _CURVE_EVENTS = 30_000
 _COST_BATCH = 1024
@@ -36,6 +36,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--events", type=int, default=200_000, help="of a run of dct, at most")
     parser.add_argument("--seeds", type=int, default=3, help="of each case of dct")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="of dct")
+    parser.add_argument("--kubeconfig", default="", help="of a cluster's administrator, of pods")
     parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
     return parser
 
@@ -51,6 +52,7 @@ if __name__ == "__main__":
                 "ranks": lambda given: ranks.rows(given.repetitions, given.news),
                 "agree": lambda given: ranks.agreement(given.repetitions),
                 "wire": lambda given: wire.measure(given.repetitions),
+                "pods": lambda given: pods.rows(given.kubeconfig, given.repetitions),
                 "virtual": lambda given: virtual.measure(given.news),
             },
             __doc__,
