@@ -51,21 +51,28 @@ def gradients(rank: int, step: int) -> Arrays:
     ]
 
 
-def sync_steps(ranks: Ranks, sync: Sync, steps: int, done: int = -1) -> Synced:
+def sync_steps(
+    ranks: Ranks,
+    sync: Sync,
+    steps: int,
+    own_messages: bool = False,
+    scales: tuple[float, ...] = (1.0,) * len(SHAPES),
+) -> Synced:
     """Bring made-up gradients together.
 
-    `done`: by the code of DCT whatever the density, as if so many steps were taken before.
+    `own_messages`: by those of DCT, whatever the density. `scales`: of each tensor's gradients.
     """
     learned, channel = parameters(), ranks.channel("dense")
-    if done >= 0:
+    strategy: Any = make_dense_sync(sync, learned, channel)
+    if own_messages:
         assert isinstance(sync, DCT)
-        strategy: Any = LargestGradients(learned, channel, sync)
-        strategy._state.steps = done
-    else:
-        strategy = make_dense_sync(sync, learned, channel)
+        strategy = LargestGradients(learned, channel, sync)
     found = Synced([], [], [], [], 0)
     for step in range(steps):
-        given = gradients(ranks.rank, step)
+        given = [
+            each * np.float32(scale)
+            for each, scale in zip(gradients(ranks.rank, step), scales, strict=True)
+        ]
         for parameter, gradient in zip(learned, given, strict=True):
             parameter.grad = torch.from_numpy(gradient.copy())
         before = getattr(strategy, "entries", 0)

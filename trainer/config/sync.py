@@ -39,17 +39,20 @@ class DCT:
     """As `AllReduce`, of the largest gradients alone; the others are added to later steps' ones.
 
     Attributes:
-        density: The share of a tensor's gradients that travels in a step, more than 0. With 1 all
-            of them travel, as with `AllReduce`.
+        density: The share of gradients that travels in a step, more than 0. With 1 all of them
+            travel, as with `AllReduce`.
+        whole_steps: The first so many steps are those of `AllReduce()`: a new net learns most of
+            what it knows in few steps, and loses quality if these are made of large gradients.
         refresh_every: Steps from one choice of each tensor's threshold to the next. The first ones
-            are at steps 1, 2, 4 and so on up to 512.
+            are at steps 1, 2, 4 and so on up to 512 after the whole ones.
         values: What gradients travel in: "fp16", or "fp32". The rounding is kept for later steps.
         error_feedback: Whether what does not travel is added to the gradients of the next step.
             Without it quality is lost; it can be switched off to measure that.
     """
 
     strategy: Literal["dct"] = dataclasses.field(default="dct", init=False)
-    density: float = 0.001
+    density: float = 0.003
+    whole_steps: int = 400
     refresh_every: int = 1000
     values: GradientValues = "fp16"
     error_feedback: bool = True
@@ -61,6 +64,7 @@ class DCT:
                 f"DCT: density is {self.density}; give a share above 0, and at most 1, which sends"
                 " all gradients"
             )
+        _check_least("DCT", "whole_steps", self.whole_steps, 0)
         _check_least("DCT", "refresh_every", self.refresh_every, 1)
         _check_choice("DCT", "values", self.values, get_args(GradientValues))
 

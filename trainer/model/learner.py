@@ -404,7 +404,9 @@ class Learner:
         if self._statistics is not None:
             share = 0 if ready.part is None else len(ready.part) / len(ready.batch)
             beside = torch.cat((beside, self._statistics.changes() * share))
-        wait = self.sync.finish(beside)
+        ranks, heads = range(self._together.size), self.run.model.outputs
+        cuts = (part_of(ready.batch, rank, self._together.size) for rank in ranks)
+        wait = self.sync.finish(beside, [(heads * begin, heads * end) for begin, end in cuts])
         self.rows.send()
         summed = wait()
         if self._statistics is not None:

@@ -1,28 +1,23 @@
 """Sums of the largest gradients alone, of all ranks: what is left out is added to later ones.
 
-Hard-threshold sparsification with error feedback (Gupta et al., DCT, KDD 2021, data parallel). In
-each step a rank adds its gradients to what it held back, sends what reaches its tensor's threshold,
-and holds back the rest, the rounding of what it sent included:
+Hard-threshold sparsification with error feedback (Gupta et al., DCT, KDD 2021, data parallel). The
+first `whole_steps` steps are those of all-reduce in fp32: a short run does not make good what a new
+net does not learn at once. In each later step a rank adds its gradients to what it held back, sends
+the largest, and holds back the rest, the rounding of what it sent included:
 
-    v = gradient + residual;  sent = round(v where |v| >= threshold);  residual = v - sent
+    v = gradient + residual;  sent = round(v where it is large);  residual = v - sent
 
-A threshold is the order statistic that leaves the wanted share of a tensor's |v|. Each rank chooses
-its own at steps 1, 2, 4, ..., 512 and then every `refresh_every`, and raises one by which more than
-1.5 times the share has gone out for ten steps. The share is a half at first, and half as much after
-each power of two of steps, until it is the configured one: what a new net does not learn at once, a
-short run does not make good. Tensors of fewer than 1,024 elements, as biases, travel whole: they
-cost little and matter much.
+A gradient is large if it reaches the threshold of its tensor. Where more than the configured share
+of all elements do, those travel that pass it by the largest factor. A threshold is the order
+statistic that leaves a little more than the tensor's share of |v|. Each rank chooses its own at the
+first, second, 4th ... 512th of these steps, then every `refresh_every`, and at once where far too
+many reach it. Between, each step moves it by a few per cent towards its share.
 
-A rank's message to each other rank, no header, with 2 or 4 bytes a value:
+A step takes one message from each rank to each other (`entries`), also for what is added up beside.
+Every rank adds up the messages in the order of ranks, so that all end a step with the same bits.
 
-    values of all small tensors | steps from one position to the next, 2 bytes each | their values
-
-The positions are those of all large tensors, one behind the other. A step of more than 65,535 is
-made by way of entries with the value 0. How many entries there are travels with what is added up
-beside the gradients. Every rank adds up the messages in the order of ranks, so that all end a step
-with the same bits.
-
-Shapes: N elements of all tensors, the small ones first; T large tensors; E entries of a message.
+Shapes: N elements of all tensors, one behind the other; T tensors; E of the elements, those that
+travel; R ranks.
 """
 
 import dataclasses
@@ -36,236 +31,208 @@ from torch import Tensor, nn
 
 from embertide.trainer.config.sync import DCT
 from embertide.trainer.sync.channel import Channel
-from embertide.trainer.sync.flat import lay_out
+from embertide.trainer.sync.dense import GradientSum
+from embertide.trainer.sync.entries import Messages, Spans, room_of
 
-_SMALL = 1024  # elements
 _EARLY = frozenset(1 << k for k in range(10))
-# A tensor may send so many times its share, for so many steps.
-_MOST_OVER, _STEPS_OVER = 1.5, 10
-_FEW = 20  # a twentieth or less
-_FAR = 65_535  # the longest step of positions
-_DIGIT = 4096  # counts of entries travel as two digits, each exact in fp32
+# So many times its share of a tensor shall be large, or messages would have room left.
+_SPARE = 1.15
+# A tensor of which so many times its share is large, and so many more, has its threshold chosen.
+_FAR_OVER, _FEW = 4, 16
+_GAIN = 0.1  # of the relative error of a tensor's share, by which its threshold moves in a step
 _MOST_FP16 = 65_504.0
-# The learner refuses gradients of this norm; more must not be hidden in a residual.
-_MOST_ABS = 1e19
+# The learner refuses gradients of a norm of 1e19; more must not be hidden in a residual.
+_MOST_SQUARES = 1e38
 _TINY = float(torch.finfo(torch.float32).tiny)
 
 _Array = NDArray[Any]
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class _State:
     """What a rank keeps from one step to the next.
 
     Attributes:
         residual_N: What was held back.
-        threshold_T: Of the large tensors.
-        over_T: Steps since a large tensor last kept to its share.
-        steps: Taken so far.
+        threshold_T: Of each tensor, above 0: zeros do not travel.
+        steps: Taken so far, the whole ones among them.
     """
 
-    residual_N: Tensor
+    residual_N: NDArray[np.float32]
     threshold_T: NDArray[np.float32]
-    over_T: NDArray[np.int64]
     steps: int = 0
 
 
 class LargestGradients:
     """Adds up the largest gradients of all ranks, in their order; the rest waits (`DenseSync`).
 
-    Nothing travels before `finish`. Gradients of a net on a GPU pass through the host's memory.
+    After the whole steps nothing travels before `finish`, and the gradients that a step ends with
+    are valid until the next `finish`. Those of a net on a GPU pass through the host's memory.
 
     Attributes:
-        accumulates: As of `DenseSync`; of no matter here.
-        entries: That this rank has sent of large tensors, since the start.
+        entries: Gradients that this rank has sent by their positions, since the start.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], channel: Channel, config: DCT) -> None:
         """Hold nothing back so far, on a channel of the training thread."""
-        self.accumulates = False
         self.entries = 0
         self._channel = channel
         self._config = config
-        small = [each for each in parameters if each.numel() < _SMALL]
-        large = [each for each in parameters if each.numel() >= _SMALL]
-        self._parameters = [*small, *large]
-        self._whole = sum(each.numel() for each in small)  # elements, the first of all
-        self._sizes_T = np.array([each.numel() for each in large], np.int64)
-        self._ends_T = np.cumsum(self._sizes_T)
-        self._dtype = torch.float16 if config.values == "fp16" else torch.float32
-        elements = self._whole + int(self._sizes_T.sum())
+        self._parameters = list(parameters)
+        self._whole = GradientSum(parameters, channel)
+        sizes_T = np.array([each.numel() for each in parameters], np.int64)
+        self._ends_T = np.cumsum(sizes_T)
+        self._begins_T = self._ends_T - sizes_T
+        self._share_T = np.maximum(np.round(sizes_T * config.density), 1).astype(np.int64)
+        self._most = int(self._share_T.sum())
+        self._dtype = np.float16 if config.values == "fp16" else np.float32
+        elements = int(sizes_T.sum())
         # Memory that is new in each step would cost as much as the arithmetic.
-        self._residuals = torch.zeros(elements), torch.zeros(elements)
-        self._scratch_N = torch.zeros(elements)
-        self._state = _State(
-            self._residuals[0],
-            np.full(len(large), _TINY, np.float32),
-            np.zeros(len(large), np.int64),
-        )
+        self._residuals = np.zeros(elements, np.float32), np.zeros(elements, np.float32)
+        self._scratch_N = np.zeros(elements, np.float32)
+        self._sum_N = np.zeros(elements, np.float32)
+        self._is_large_N = np.zeros(elements, np.bool_)
+        self._state = _State(self._residuals[0], np.full(len(sizes_T), _TINY, np.float32))
         self._before = self._state
-        self._every = range(len(large))
-        self._threshold_N = torch.empty(elements - self._whole)
-        self._spread(self._every)
+
+    @property
+    def accumulates(self) -> bool:
+        """See `DenseSync`."""
+        return self._whole.accumulates
+
+    @accumulates.setter
+    def accumulates(self, value: bool) -> None:
+        # What begins to travel before `finish` travels whole.
+        self._whole.accumulates = value or not self._is_whole
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._state.steps < self._config.whole_steps
 
     # --- a step -----------------------------------------------------------------------------------
 
-    def finish(self, beside: Tensor) -> Callable[[], Tensor]:
+    def finish(self, beside: Tensor, spans_R: Spans = ()) -> Callable[[], Tensor]:
         """See `DenseSync`."""
-        used, spare = self._residuals
-        v_N = used if self._state.residual_N is spare else spare
-        begin = 0
-        for parameter in self._parameters:
-            end = begin + parameter.numel()
-            v_N[begin:end] = _gradient(parameter).reshape(-1)
-            begin = end
-        if self._config.error_feedback:
-            v_N += self._state.residual_N
-        size_N = torch.abs(v_N, out=self._scratch_N)
-        is_finite = bool(size_N.sum() < _MOST_ABS)
-        self._before = self._state
-        message, entries = self._encode(v_N, size_N) if is_finite else (torch.empty(0), 0)
-        counts = torch.zeros(self._channel.size, 2)
-        counts[self._channel.rank] = torch.tensor([entries // _DIGIT, entries % _DIGIT])
-        refused = torch.tensor([float(not is_finite)])
-        summing = self._channel.sum(torch.cat((beside, counts.reshape(-1), refused)), "beside")
+        old, is_whole = self._state, self._is_whole
+        self._before = old
+        self._state = dataclasses.replace(old, steps=old.steps + 1)
+        if is_whole:
+            return self._whole.finish(beside, spans_R)
+        rank, size = self._channel.rank, self._channel.size
+        room = room_of(self._most, len(self._sum_N))
+        messages = Messages(room, self._dtype, len(beside), spans_R, size)
+        v_N = self._with_residual()
+        if np.dot(v_N, v_N) < _MOST_SQUARES:
+            message = messages.pack(rank, beside.numpy(), *self._take_largest(v_N))
+        else:
+            message = messages.refuse(rank, beside.numpy())
+        to_R = [0 if other == rank else len(message) for other in range(size)]
+        from_R = [0 if other == rank else n for other, n in enumerate(messages.lengths_R)]
+        sent = torch.from_numpy(message).repeat(size - 1)
+        pending = self._channel.exchange(sent, to_R, from_R, "dense")
 
         def wait() -> Tensor:
-            summed = summing.wait()
-            counts_R2 = summed[len(beside) : -1].reshape(-1, 2).to(torch.int64)
-            if summed[-1] > 0:
-                self._give(torch.full_like(v_N, torch.nan))
-            else:
-                entries_R = (counts_R2[:, 0] * _DIGIT + counts_R2[:, 1]).tolist()
-                self._give(self._sum(message, entries_R))
-            return summed[: len(beside)]
+            received_R = np.split(pending.wait().numpy(), np.cumsum(from_R)[:-1])
+            received_R[rank] = message
+            summed = np.zeros(len(beside), np.float32)
+            self._sum_N.fill(0)
+            refused = [
+                messages.add(other, each, summed, self._sum_N)
+                for other, each in enumerate(received_R)
+            ]
+            if any(refused):
+                self._sum_N.fill(np.nan)
+            self._give()
+            return torch.from_numpy(summed)
 
         return wait
 
     def undo(self) -> None:
         """See `DenseSync`."""
         self._state = self._before
-        self._spread(self._every)
 
-    def _encode(self, v_N: Tensor, size_N: Tensor) -> tuple[Tensor, int]:
-        """Return a step's message and its entries; `v_N` becomes the residual."""
-        old = self._state
-        steps = old.steps + 1
-        self._state = state = _State(v_N, old.threshold_T.copy(), old.over_T.copy(), steps)
-        large_N = size_N[self._whole :]
-        if steps in _EARLY or steps % self._config.refresh_every == 0:
-            self._choose(large_N, self._every)
-        # numpy finds few among many several times as fast as torch.
-        place_E = np.flatnonzero(large_N.numpy() >= self._threshold_N.numpy())
-        chosen_E = torch.from_numpy(place_E)
-        counts_T = np.diff(np.searchsorted(place_E, self._ends_T), prepend=0)
-        self._watch(large_N, counts_T)
-        whole = self._rounded(v_N[: self._whole].clone())
-        values_E = self._rounded(v_N[self._whole :][chosen_E])
-        v_N[: self._whole] -= whole.float()
-        v_N[self._whole :][chosen_E] -= values_E.float()
-        state.residual_N = v_N
-        self.entries += len(chosen_E)
-        return self._packed(whole, place_E, values_E)
-
-    def _share(self) -> _Array:
-        """Return how many elements of each large tensor travel in this step."""
-        doubled = 1 << self._state.steps.bit_length()  # twice the last power of two
-        density = max(self._config.density, 1 / doubled)
-        share_T: _Array = np.maximum(np.round(self._sizes_T * density), 1).astype(np.int64)
-        return share_T
-
-    def _choose(self, size_N: Tensor, tensors: Sequence[int]) -> None:
-        """Choose the thresholds of some large tensors; `size_N` is |v| of all of them."""
-        share_T = self._share()
-        for t in tensors:
-            n, share = int(self._sizes_T[t]), int(share_T[t])
-            of_tensor = size_N[self._ends_T[t] - n : self._ends_T[t]]
-            if share * _FEW < n:  # quicker for few
-                found = float(of_tensor.topk(share, sorted=False).values.min())
+    def _with_residual(self) -> NDArray[np.float32]:
+        """Return the gradients and what was held back, in the residual that is not in use."""
+        first, second = self._residuals
+        v_N = second if self._state.residual_N is first else first
+        for parameter, begin, end in self._tensors():
+            if parameter.grad is None:
+                gradient = np.zeros(end - begin, np.float32)
             else:
-                found = float(of_tensor.kthvalue(n - share + 1).values)
-            # Zeros do not travel, whatever the share.
-            self._state.threshold_T[t] = max(found, _TINY)
-        self._state.over_T[list(tensors)] = 0
-        self._spread(tensors)
+                gradient = parameter.grad.reshape(-1).cpu().numpy()
+            if self._config.error_feedback:
+                np.add(gradient, self._state.residual_N[begin:end], out=v_N[begin:end])
+            else:
+                v_N[begin:end] = gradient
+        return v_N
 
-    def _watch(self, size_N: Tensor, counts_T: _Array) -> None:
-        """Raise the thresholds of tensors that have sent too much for too long."""
-        state = self._state
-        state.over_T = np.where(counts_T > _MOST_OVER * self._share(), state.over_T + 1, 0)
-        if (late := np.flatnonzero(state.over_T >= _STEPS_OVER)).size:
-            before_T = state.threshold_T.copy()
-            self._choose(size_N, late.tolist())
-            np.maximum(state.threshold_T, before_T, out=state.threshold_T)
-            self._spread(late.tolist())
+    def _tensors(self) -> list[tuple[nn.Parameter, int, int]]:
+        ends = zip(self._begins_T.tolist(), self._ends_T.tolist(), strict=True)
+        return [(parameter, *span) for parameter, span in zip(self._parameters, ends, strict=True)]
 
-    def _spread(self, tensors: Sequence[int]) -> None:
-        """Lay out the threshold of each of some large tensors over its elements."""
-        for t in tensors:
-            begin = self._ends_T[t] - self._sizes_T[t]
-            self._threshold_N[begin : self._ends_T[t]] = float(self._state.threshold_T[t])
+    def _take_largest(self, v_N: NDArray[np.float32]) -> tuple[_Array, _Array]:
+        """Return positions and values of what travels; `v_N` becomes the residual."""
+        size_N = np.abs(v_N, out=self._scratch_N)
+        threshold_T = self._state.threshold_T.copy()
+        step = self._state.steps - self._config.whole_steps
+        if step in _EARLY or step % self._config.refresh_every == 0:
+            for t, (_, begin, end) in enumerate(self._tensors()):
+                threshold_T[t] = self._chosen(t, size_N[begin:end])
+        large_E, count_T = self._large(size_N, threshold_T)
+        large_size_E = size_N[large_E]
+        ends_T = np.cumsum(count_T)
+        is_over_T = count_T > _FAR_OVER * self._share_T + _FEW
+        for t in np.flatnonzero(is_over_T).tolist():
+            threshold_T[t] = self._chosen(t, large_size_E[ends_T[t] - count_T[t] : ends_T[t]])
+        place_E = self._most_of(large_E, large_size_E / np.repeat(threshold_T, count_T))
+        self._move(threshold_T, np.where(is_over_T, _SPARE * self._share_T, count_T))
+        values_E = v_N[place_E]
+        if self._dtype is np.float16:
+            values_E = np.clip(values_E, -_MOST_FP16, _MOST_FP16)
+        values_E = values_E.astype(self._dtype)
+        v_N[place_E] -= values_E
+        self._state = _State(v_N, threshold_T, self._state.steps)
+        self.entries += len(place_E)
+        return place_E, values_E
 
-    def _rounded(self, values: Tensor) -> Tensor:
-        if self._dtype == torch.float16:
-            values = values.clamp(-_MOST_FP16, _MOST_FP16)
-        return values.to(self._dtype)
+    def _chosen(self, t: int, size_E: _Array) -> float:
+        """Return the threshold of a tensor, of whose |v| the largest are given, or all."""
+        count = min(len(size_E), int(np.ceil(_SPARE * self._share_T[t])))
+        largest = torch.from_numpy(size_E).topk(count, sorted=False).values
+        return max(float(largest.min()), _TINY)
 
-    def _packed(self, whole: Tensor, place_E: _Array, values_E: Tensor) -> tuple[Tensor, int]:
-        steps_E = np.diff(place_E, prepend=-1)
-        by_way_E = (steps_E - 1) // _FAR  # entries of 0 before each
-        ends_E = np.cumsum(by_way_E + 1) - 1
-        entries = int(ends_E[-1]) + 1 if len(ends_E) else 0
-        gaps = np.full(entries, _FAR, np.uint16)
-        gaps[ends_E] = steps_E - by_way_E * _FAR
-        if entries == len(values_E):
-            values = values_E
-        else:
-            values = torch.zeros(entries, dtype=self._dtype)
-            values[torch.from_numpy(ends_E)] = values_E
-        parts = (_bytes_of(whole), torch.from_numpy(gaps.view(np.uint8)), _bytes_of(values))
-        return torch.cat(parts), entries
+    def _large(self, size_N: _Array, threshold_T: _Array) -> tuple[_Array, _Array]:
+        """Return the positions of what reaches its threshold, and how many of each tensor do."""
+        for begin, end, threshold in zip(self._begins_T, self._ends_T, threshold_T, strict=True):
+            np.greater_equal(size_N[begin:end], threshold, out=self._is_large_N[begin:end])
+        large_E = np.flatnonzero(self._is_large_N)
+        return large_E, np.diff(np.searchsorted(large_E, self._ends_T), prepend=0)
 
-    def _sum(self, message: Tensor, entries_R: Sequence[int]) -> Tensor:
-        """Exchange the messages and return the sums of all ranks' values."""
-        rank, size = self._channel.rank, self._channel.size
-        lengths_R = [self._length(entries) for entries in entries_R]
-        from_R = [0 if other == rank else n for other, n in enumerate(lengths_R)]
-        to_R = [0 if other == rank else len(message) for other in range(size)]
-        sent = message.repeat(size - 1)
-        got = self._channel.exchange(sent, to_R, from_R, "dense").wait()
-        sum_N = self._scratch_N.zero_()
-        begin = 0
-        for other in range(size):
-            data = message
-            if other != rank:
-                data = got[begin : begin + from_R[other]]
-                begin += from_R[other]
-            self._add(sum_N, data, entries_R[other])
-        return sum_N
+    def _most_of(self, large_E: _Array, factor_E: _Array) -> _Array:
+        """Return the positions of the largest factors, as many as may travel, in order."""
+        if (over := len(large_E) - self._most) <= 0:
+            return large_E
+        return np.sort(large_E[np.argpartition(factor_E, over)[over:]])
 
-    def _length(self, entries: int) -> int:
-        return self._whole * self._dtype.itemsize + entries * (2 + self._dtype.itemsize)
+    def _move(self, threshold_T: _Array, count_T: _Array) -> None:
+        """Move thresholds towards the shares that are wanted of their tensors."""
+        error_T = np.minimum(count_T / (_SPARE * self._share_T) - 1, 1)
+        threshold_T *= (1 + _GAIN * error_T).astype(np.float32)
+        np.maximum(threshold_T, np.float32(_TINY), out=threshold_T)
 
-    def _add(self, sum_N: Tensor, data: Tensor, entries: int) -> None:
-        """Add a message's values to sums."""
-        width = self._dtype.itemsize
-        whole, gaps, values = data.split([self._whole * width, 2 * entries, entries * width])
-        sum_N[: self._whole] += _values_of(whole, self._dtype)
-        gaps_E = gaps.numpy().copy().view(np.uint16)
-        place_E = torch.from_numpy(np.cumsum(gaps_E, dtype=np.int64) - 1)
-        sum_N[self._whole :].index_add_(0, place_E, _values_of(values, self._dtype))
-
-    def _give(self, sum_N: Tensor) -> None:
-        lay_out(sum_N, map(_gradient, self._parameters))
+    def _give(self) -> None:
+        for parameter, begin, end in self._tensors():
+            gradient = torch.from_numpy(self._sum_N[begin:end]).view_as(parameter)
+            # Without a copy, on a CPU.
+            parameter.grad = gradient.to(parameter.device)
 
     # --- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, _Array]:
         """See `DenseSync`."""
         return {
-            "residual_N": self._state.residual_N.numpy().copy(),
+            "residual_N": self._state.residual_N.copy(),
             "threshold_T": self._state.threshold_T.copy(),
-            "over_T": self._state.over_T.copy(),
             "steps": np.array([self._state.steps], np.int64),
         }
 
@@ -277,34 +244,13 @@ class LargestGradients:
         """
         if not states_R:
             return
-        size = self._channel.size
+        size, steps = self._channel.size, int(states_R[0]["steps"][0])
+        threshold_T = np.full(len(self._share_T), _TINY, np.float32)
         if len(states_R) == size:
             mine = states_R[self._channel.rank]
-            residual_N = mine["residual_N"]
-            self._state = _State(
-                self._state.residual_N,
-                mine["threshold_T"].copy(),
-                mine["over_T"].copy(),
-                int(mine["steps"][0]),
-            )
+            residual_N, threshold_T = mine["residual_N"], mine["threshold_T"].copy()
         else:
-            total = np.sum([each["residual_N"] for each in states_R], axis=0, dtype=np.float64)
-            residual_N = (total / size).astype(np.float32)
-        self._state.residual_N.copy_(torch.from_numpy(residual_N))
-        self._before = self._state
-        self._spread(self._every)
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
-
-
-def _bytes_of(values: Tensor) -> Tensor:
-    return values.contiguous().view(torch.uint8)
-
-
-def _values_of(data: Tensor, dtype: torch.dtype) -> Tensor:
-    # Pieces of a message may begin anywhere.
-    return data.clone().view(dtype).float()
+            total_N = np.sum([each["residual_N"] for each in states_R], axis=0, dtype=np.float64)
+            residual_N = (total_N / size).astype(np.float32)
+        np.copyto(self._residuals[0], residual_N)
+        self._state = self._before = _State(self._residuals[0], threshold_T, steps)

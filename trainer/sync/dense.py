@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from embertide.trainer.config.sync import GradientValues
 from embertide.trainer.sync.channel import Channel, Pending
+from embertide.trainer.sync.entries import Spans
 from embertide.trainer.sync.flat import lay_out
 
 _TOGETHER = 1 << 20
@@ -31,8 +32,13 @@ class DenseSync(Protocol):
 
     accumulates: bool
 
-    def finish(self, beside: Tensor) -> "Callable[[], Tensor]":
+    def finish(self, beside: Tensor, spans_R: Spans = ()) -> "Callable[[], Tensor]":
         """Begin what backward did not begin of a step's sums, and add up `beside` with them.
+
+        Args:
+            beside: Numbers, flat.
+            spans_R: Of its first elements those, [begin, end), that are other than 0 on one rank
+                alone, by rank and one behind the other. Empty: none are.
 
         Returns:
             Waits for all: gradients are then those of all ranks, and it returns the sum of
@@ -121,8 +127,9 @@ class GradientSum:
         group.pending = self._channel.sum(flat.to(self._dtype).cpu(), "dense")
         self._begun += 1
 
-    def finish(self, beside: Tensor) -> Callable[[], Tensor]:
+    def finish(self, beside: Tensor, spans_R: Spans = ()) -> Callable[[], Tensor]:
         """See `DenseSync`."""
+        del spans_R  # a sum of all costs as much
         if not self._groups:
             return lambda: beside
         while self._begun < len(self._groups) - 1:
