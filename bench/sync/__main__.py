@@ -7,24 +7,39 @@ from pathlib import Path
 
 from bench import parts, report
 from bench.servers import BenchError
-from bench.sync import dct, pods, ranks, virtual, wire
+from bench.sync import activations, dct, pods, ranks, virtual, wire
 
-_CURVE_EVENTS = 30_000
-_COST_BATCH = 1024
+_COST_BATCH, _ADS = 1024, 60_000
+
+
+def _sets(given: argparse.Namespace) -> dict[str, tuple[Path, int]]:
+    """Return the files that were given and how many of their events are learned."""
+    sets = {"news": (given.news, given.events), "criteo": (given.criteo, min(given.events, _ADS))}
+    named = {name: each for name, each in sets.items() if each[0] is not None}
+    if not named or not all(path.is_file() for path, _ in named.values()):
+        raise BenchError("give the news file, Criteo's ads, or both: NEWS=... CRITEO=...")
+    return named
 
 
 def _dct(given: argparse.Namespace) -> Iterator[report.Row]:
-    sets = {"news": given.news, "criteo": given.criteo}
-    named = {name: path for name, path in sets.items() if path is not None}
-    if not named or not all(path.is_file() for path in named.values()):
-        raise BenchError("give the news file, Criteo's ads, or both: NEWS=... CRITEO=...")
-    events = {"news": given.events, "criteo": min(given.events, 60_000)}
-    for name, path in named.items():
+    for name, (path, events) in _sets(given).items():
         for count in given.ranks:
-            yield from dct.rows(name, path, count, events[name], given.seeds)
-    name, path = list(named.items())[-1]
-    yield from dct.cost(name, path, events[name], _COST_BATCH)
-    yield from dct.curve(name, path, _CURVE_EVENTS, given.seeds)
+            yield from dct.rows(name, path, count, events, given.seeds)
+
+
+def _curve(given: argparse.Namespace) -> Iterator[report.Row]:
+    name, (path, events) = list(_sets(given).items())[-1]
+    yield from dct.curve(name, path, events, given.seeds)
+
+
+def _activations(given: argparse.Namespace) -> Iterator[report.Row]:
+    name, (path, events) = list(_sets(given).items())[-1]
+    yield from activations.rows(name, path, events, given.seeds)
+
+
+def _cost(given: argparse.Namespace) -> Iterator[report.Row]:
+    name, (path, events) = list(_sets(given).items())[-1]
+    yield from dct.cost(name, path, events, _COST_BATCH, given.repetitions)
 
 
 def _options() -> argparse.ArgumentParser:
@@ -32,8 +47,10 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--news", type=Path, metavar="PATH", help="the news file, of dct, ranks and virtual"
     )
-    parser.add_argument("--criteo", type=Path, metavar="PATH", help="Criteo's ads, of dct")
-    parser.add_argument("--events", type=int, default=200_000, help="of a run of dct, at most")
+    parser.add_argument(
+        "--criteo", type=Path, metavar="PATH", help="Criteo's ads, for all parts of DCT"
+    )
+    parser.add_argument("--events", type=int, default=300_000, help="of a run of dct, at most")
     parser.add_argument("--seeds", type=int, default=3, help="of each case of dct")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="of dct")
     parser.add_argument("--kubeconfig", default="", help="of a cluster's administrator, of pods")
@@ -49,6 +66,9 @@ if __name__ == "__main__":
             "Strategies of synchronisation",
             {
                 "dct": _dct,
+                "curve": _curve,
+                "activations": _activations,
+                "cost": _cost,
                 "ranks": lambda given: ranks.rows(given.repetitions, given.news),
                 "agree": lambda given: ranks.agreement(given.repetitions),
                 "wire": lambda given: wire.measure(given.repetitions),

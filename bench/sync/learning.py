@@ -4,7 +4,7 @@
 
 It prints one JSON line. Every event is scored before it is learned; the AUC is of the second half.
 Bytes are what the sockets of the dense net's channel sent in the second half, as the kernel counts
-them, headers and acknowledgements too, less the scores and losses that travel there besides.
+them, headers and acknowledgements too, less the scores, losses and flags that travel there besides.
 """
 
 import argparse
@@ -16,19 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from bench.criteo import schema
 from bench.sync import sockets
 from bench.train.criteo import DLRM as ADS
 from bench.train.quality import DLRM as NEWS
 from embertide.trainer.config import RunConfig
-from embertide.trainer.config.sync import parse_sync
+from embertide.trainer.config.sync import DCT, parse_sync
 from embertide.trainer.data import open_events
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.history import with_columns
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.eval.metrics import auc
-from embertide.trainer.model.learner import Learner
+from embertide.trainer.model.learner import Learner, part_of
+from embertide.trainer.sync.dense import GradientSum
 from embertide.trainer.sync.ranks import Ranks
 
 RUNS = {"news": NEWS, "criteo": ADS}
@@ -39,17 +41,16 @@ class _Clock:
 
     def __init__(self, learner: Learner) -> None:
         self.seconds = 0.0
-        self._finish = learner.sync.finish
-        learner.sync.finish = self._timed_finish  # type: ignore[method-assign]
+        sync: Any = learner.sync
+        finish = self._timed(sync.finish)
+        sync.finish = lambda *arguments: self._timed(finish(*arguments))
+        if isinstance(sync, GradientSum):  # it begins while backward goes on
+            sync._made = self._timed(sync._made)  # type: ignore[method-assign]
 
-    def _timed_finish(self, beside: Any) -> Any:
-        began = time.thread_time()
-        wait = self._finish(beside)
-        self.seconds += time.thread_time() - began
-
-        def timed() -> Any:
+    def _timed(self, call: Any) -> Any:
+        def timed(*arguments: Any) -> Any:
             began = time.thread_time()
-            found = wait()
+            found = call(*arguments)
             self.seconds += time.thread_time() - began
             return found
 
@@ -68,11 +69,40 @@ def _half(batches: Iterator[Batch], events: int) -> Iterator[tuple[bool, Batch]]
         seen += len(batch)
 
 
+def _keep_largest(learner: Learner, share: float) -> None:
+    """Let the net see the largest values of a batch's rows alone, in learning and in scoring."""
+
+    def mask(_: Any, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        dense_BD, rows_BE = inputs
+        size_BE = rows_BE.detach().abs()
+        count = max(1, round(share * size_BE.numel()))
+        least = size_BE.reshape(-1).topk(count, sorted=False).values.min()
+        return dense_BD, rows_BE * (size_BE >= least)
+
+    learner.net.register_forward_pre_hook(mask)
+
+
+def _beside(ranks: Ranks, run: RunConfig, events: int, own: tuple[int, int]) -> int:
+    """Return the bytes of scores, of the loss and of two flags that a rank sends in a step."""
+    if isinstance(run.sync, DCT) and run.sync.density < 1:
+        return (ranks.size - 1) * 4 * (own[1] - own[0] + 3)
+    return 2 * (ranks.size - 1) * 4 * (events + 3) // ranks.size  # by a ring
+
+
 def learn(
-    ranks: Ranks, name: str, data: Path, run: RunConfig, events: int, dense: set[int]
+    ranks: Ranks,
+    name: str,
+    data: Path,
+    run: RunConfig,
+    events: int,
+    dense: set[int],
+    *,
+    kept: float = 1,
 ) -> dict[str, Any]:
-    """Learn so many events; return what came of it."""
+    """Learn so many events; return what came of it. `kept`: of the values of rows."""
     learner = Learner(run, ranks)
+    if kept < 1:
+        _keep_largest(learner, kept)
     clock = _Clock(learner)
     batches = learner.warm_up(_source(name, data, run, events).batches(batch_size=run.batch_size))
     labels, scores = [], []
@@ -86,8 +116,7 @@ def learn(
         learner.rows.forget_changes()
         if counts:
             steps += 1
-            # Scores, loss and two flags, by a ring.
-            beside += 2 * (ranks.size - 1) * 4 * (len(batch) + 3) // ranks.size
+            beside += _beside(ranks, run, len(batch), part_of(batch, ranks.rank, ranks.size))
             labels.append(batch.label_B)
             scores.append(score_B)
     took_s, cpu = time.monotonic() - began, time.thread_time() - cpu
@@ -117,6 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--events", type=int, required=True)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--kept", type=float, default=1, help="share of the values of rows")
     parser.add_argument("--batch", type=int, default=0)
     parser.add_argument("--sync", action="append", required=True, metavar="NAME[:SETTING=VALUE]")
     given = parser.parse_args(arguments)
@@ -130,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             run = dataclasses.replace(RUNS[given.set], seed=seed, sync=parse_sync(text))
             if given.batch:
                 run = dataclasses.replace(run, batch_size=given.batch)
-            one = learn(ranks, given.set, given.data, run, given.events, dense)
+            one = learn(ranks, given.set, given.data, run, given.events, dense, kept=given.kept)
             found.append({"sync": text, "seed": seed, "ranks": ranks.size, **one})
     if ranks.first:
         print(json.dumps({"runs": found}), flush=True)
