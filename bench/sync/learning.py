@@ -84,7 +84,7 @@ def _keep_largest(learner: Learner, share: float) -> None:
 
 def _beside(ranks: Ranks, run: RunConfig, events: int, own: tuple[int, int]) -> int:
     """Return the bytes of scores, of the loss and of two flags that a rank sends in a step."""
-    if isinstance(run.sync, DCT) and run.sync.density < 1:
+    if isinstance(run.sync, DCT) and run.sync.density != 1:
         return (ranks.size - 1) * 4 * (own[1] - own[0] + 3)
     return 2 * (ranks.size - 1) * 4 * (events + 3) // ranks.size  # by a ring
 

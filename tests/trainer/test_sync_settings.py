@@ -40,6 +40,11 @@ def saved(run: RunConfig) -> dict[str, Any]:
     return restored
 
 
+def test_a_density_that_is_not_given_follows_the_ranks() -> None:
+    assert [DCT().density_of(ranks) for ranks in (2, 4, 8)] == [0.008, 0.004, 0.002]
+    assert DCT(density=0.5).density_of(8) == 0.5
+
+
 @pytest.mark.parametrize("density", [0.0, -0.1, 1.001, float("nan"), float("inf")])
 def test_a_density_that_is_no_share_is_refused(density: float) -> None:
     with pytest.raises(ValueError, match=r"DCT: density is .*; give a share above 0"):

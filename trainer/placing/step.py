@@ -255,7 +255,7 @@ class StepModel:
         costs: dict[tuple[str, int], tuple[float, float]] = {}
         layer = list(enumerate(profile.layers))
         parameters = sum(each.parameters for each in profile.layers)
-        is_dct = isinstance(strategy.sync, DCT) and strategy.sync.density < 1
+        is_dct = isinstance(strategy.sync, DCT) and strategy.sync.density != 1
         sums = self._sum_bytes(strategy.sync)
         for r in range(self.ranks):
             at = profile.rank(r)
@@ -318,10 +318,11 @@ class StepModel:
     def _sum_bytes(self, sync: Synchronous) -> list[float]:
         """Return what a rank sends for the sum of each group."""
         layers, others = self.profile.layers, self.ranks - 1
-        if isinstance(sync, DCT) and sync.density < 1:
+        if isinstance(sync, DCT) and sync.density != 1:
             parameters = sum(each.parameters for each in layers)
             entry = _VALUE_BYTES[sync.values] + _PLACE_BYTES
-            return [0.0] * (len(self._groups) - 1) + [sync.density * parameters * entry * others]
+            sent = sync.density_of(self.ranks) * parameters * entry * others
+            return [0.0] * (len(self._groups) - 1) + [sent]
         value = _VALUE_BYTES[sync.values]
         ends = [len(layers), *self._groups]
         sizes = [

@@ -83,7 +83,9 @@ class LargestGradients:
         sizes_T = np.array([each.numel() for each in parameters], np.int64)
         self._ends_T = np.cumsum(sizes_T)
         self._begins_T = self._ends_T - sizes_T
-        self._share_T = np.maximum(np.round(sizes_T * config.density), 1).astype(np.int64)
+        self._share_T = np.maximum(np.round(sizes_T * config.density_of(channel.size)), 1).astype(
+            np.int64
+        )
         self._most = int(self._share_T.sum())
         self._dtype = np.float16 if config.values == "fp16" else np.float32
         elements = int(sizes_T.sum())
