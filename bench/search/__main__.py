@@ -14,7 +14,7 @@ from bench import parts, report
 from bench.search.profiles import criteo, tiny
 from embertide.trainer.config import Codecs
 from embertide.trainer.config.sync import AllReduce
-from embertide.trainer.placing.search import (
+from embertide.trainer.sync.placing.search import (
     Found,
     Space,
     at_random,
@@ -24,8 +24,8 @@ from embertide.trainer.placing.search import (
     propose,
     start_of,
 )
-from embertide.trainer.placing.step import StepModel
-from embertide.trainer.placing.timeline import Timeline
+from embertide.trainer.sync.placing.step import StepModel
+from embertide.trainer.sync.placing.timeline import Timeline
 
 _CHANGES = 10_000
 _TINY, _TINY_EVALUATIONS = 200, 600

@@ -2,7 +2,7 @@
 
 import random
 
-from embertide.trainer.placing.profile import (
+from embertide.trainer.sync.placing.profile import (
     LayerProfile,
     Profile,
     RankProfile,

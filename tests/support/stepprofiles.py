@@ -1,6 +1,6 @@
 """Profiles of steps for tests: small, and of round numbers."""
 
-from embertide.trainer.placing.profile import (
+from embertide.trainer.sync.placing.profile import (
     LayerProfile,
     Profile,
     RankProfile,

@@ -9,7 +9,7 @@ import pytest
 from stepprofiles import LINK, NO_WORK, profile, table
 
 from embertide.trainer.config.sync import AllReduce
-from embertide.trainer.placing.search import (
+from embertide.trainer.sync.placing.search import (
     Space,
     at_random,
     draw,
@@ -20,7 +20,7 @@ from embertide.trainer.placing.search import (
     start_of,
     usual,
 )
-from embertide.trainer.placing.step import StepModel
+from embertide.trainer.sync.placing.step import StepModel
 from embertide.trainer.sync.plan import EVERYWHERE
 
 # Of two ranks the second takes five times as long to apply gradients.

@@ -11,11 +11,11 @@ from stepprofiles import LINK, NO_WORK, profile, table
 from embertide.trainer.config import Codecs, FeatureConfig, ModelConfig, TableConfig
 from embertide.trainer.config.sync import DCT, AllReduce
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.placing import profile as profiles
-from embertide.trainer.placing.profile import LayerProfile, RankProfile
-from embertide.trainer.placing.search import Space, propose, start_of, usual
-from embertide.trainer.placing.step import StepModel, Strategy, fits
-from embertide.trainer.placing.timeline import Task, Timeline
+from embertide.trainer.sync.placing import profile as profiles
+from embertide.trainer.sync.placing.profile import LayerProfile, RankProfile
+from embertide.trainer.sync.placing.search import Space, propose, start_of, usual
+from embertide.trainer.sync.placing.step import StepModel, Strategy, fits
+from embertide.trainer.sync.placing.timeline import Task, Timeline
 from embertide.trainer.sync.plan import EVERYWHERE, Ownership
 
 

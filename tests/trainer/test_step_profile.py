@@ -14,9 +14,9 @@ from embertide.trainer.config import FeatureConfig, LocalSGD, ModelConfig, RunCo
 from embertide.trainer.data.base import Batch
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.lab.step_profile import machine, measure
-from embertide.trainer.placing import profile as profiles
-from embertide.trainer.placing.search import usual
-from embertide.trainer.placing.step import StepModel, Strategy
+from embertide.trainer.sync.placing import profile as profiles
+from embertide.trainer.sync.placing.search import usual
+from embertide.trainer.sync.placing.step import StepModel, Strategy
 from embertide.trainer.sync.plan import read_for
 from embertide.trainer.sync.ranks import Ranks
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embertide.trainer.placing import timeline as timeline_module
-from embertide.trainer.placing.timeline import Task, Timeline
+from embertide.trainer.sync.placing import timeline as timeline_module
+from embertide.trainer.sync.placing.timeline import Task, Timeline
 
 
 def _random_tasks(chance: random.Random, count: int, devices: int) -> list[Task]:

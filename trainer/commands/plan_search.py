@@ -48,9 +48,9 @@ def command(
         from embertide.trainer.eval.picture import new_picture
         from embertide.trainer.lab import step_picture
         from embertide.trainer.lab.step_profile import machine
-        from embertide.trainer.placing import profile as profiles
-        from embertide.trainer.placing import search
-        from embertide.trainer.placing.step import StepModel, Strategy
+        from embertide.trainer.sync.placing import profile as profiles
+        from embertide.trainer.sync.placing import search
+        from embertide.trainer.sync.placing.step import StepModel, Strategy
         from embertide.trainer.sync.plan import read_for, text_for
 
         picture = None if plot is None else new_picture(plot)

@@ -42,7 +42,7 @@ def command(
     with report_errors(as_json):
         from embertide.trainer.data.crosses import crossed
         from embertide.trainer.lab.step_profile import measure
-        from embertide.trainer.placing.profile import write
+        from embertide.trainer.sync.placing.profile import write
         from embertide.trainer.sync.ranks import Ranks
 
         window = Window(

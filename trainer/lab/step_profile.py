@@ -30,17 +30,17 @@ from embertide.trainer.data.keys import buckets_of
 from embertide.trainer.embedding.store import store_table
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.model.learner import Learner, Prepared, part_of
-from embertide.trainer.placing.profile import (
+from embertide.trainer.sync import codec
+from embertide.trainer.sync.codec import Block
+from embertide.trainer.sync.placing.profile import (
     LayerProfile,
     Profile,
     RankProfile,
     TableProfile,
     WorkProfile,
 )
-from embertide.trainer.placing.search import usual
-from embertide.trainer.placing.step import StepModel, Strategy
-from embertide.trainer.sync import codec
-from embertide.trainer.sync.codec import Block
+from embertide.trainer.sync.placing.search import usual
+from embertide.trainer.sync.placing.step import StepModel, Strategy
 from embertide.trainer.sync.ranks import Ranks
 
 _REPETITIONS = 7

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from embertide.trainer.config import Codecs
 from embertide.trainer.config.sync import DCT, AllReduce
-from embertide.trainer.placing.profile import Profile
-from embertide.trainer.placing.timeline import Task, Timeline
+from embertide.trainer.sync.placing.profile import Profile
+from embertide.trainer.sync.placing.timeline import Task, Timeline
 from embertide.trainer.sync.plan import EVERYWHERE, Ownership
 
 Floats = NDArray[np.float64]

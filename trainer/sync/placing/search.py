@@ -28,8 +28,8 @@ import numpy as np
 
 from embertide.trainer.config import Codecs
 from embertide.trainer.config.sync import AllReduce
-from embertide.trainer.placing.profile import Profile
-from embertide.trainer.placing.step import StepModel, Strategy, Synchronous, fits
+from embertide.trainer.sync.placing.profile import Profile
+from embertide.trainer.sync.placing.step import StepModel, Strategy, Synchronous, fits
 from embertide.trainer.sync.plan import EVERYWHERE, Owners, Ownership, spread
 
 TEMPERATURE = 0.02
