@@ -6,6 +6,7 @@ rest, and of planners: EMBERTIDE_CASES=200 sets how many small problems. `securi
 keeps strangers out: what TLS costs is a row of `bench.remote`. `edges` is what comes from outside:
 EMBERTIDE_TABLES sets how many tables are generated, EMBERTIDE_CALLS how many calls a restart meets.
 `front` is whether what held behind the stock front end holds behind ours, and still behind that.
+`sync` is of strategies of synchronisation: EMBERTIDE_KILLS=20 kills each asynchronous run so often.
 """
 
 import functools
@@ -58,6 +59,14 @@ CLAIMS = {
         ("a full disk, a folder at a time", "e2e/test_full_disks.py", "test_", "A.8"),
         ("yesterday's folder, today's command", "trainer/test_going_on.py", "test_", "A.9"),
         ("messages say what to do next", "common/test_messages.py", "test_", "A.10"),
+    ),
+    "sync": (
+        ("DCT: sent and held back are the gradient", "trainer/test_dct.py", "test_", "D.1"),
+        ("groups: one at a time, windows connected", "trainer/test_groups.py", "test_", "D.3"),
+        ("Hop: a million random schedules", "trainer/test_hop.py", "test_", "D.4"),
+        ("each gradient is applied once", "trainer/test_row_server.py", "test_", "D.6"),
+        ("killed, nodes following", "e2e/test_killed_ranks.py", "LocalSGD or partial", "D.7"),
+        ("what is refused", "trainer/test_sync_settings.py", "test_", "D.9"),
     ),
     "front": (
         ("nobody gets in whom the page does not name", "e2e/test_who_gets_in.py", "test_", "B.5"),

@@ -4,12 +4,17 @@ Two nodes, one by the bus if there is one and one by files alone, are asked the 
 again. Each answer names a version; its embeddings must be those of that version in the
 uninterrupted run, byte for byte. A watcher reads every version that comes out in files.
 
+A run that does not repeat byte for byte keeps all its versions. Answers are then held to its own
+files, and the numbers and times of its versions to the uninterrupted run's.
+
 Shapes: S samples, F features.
 """
 
 import contextlib
 import dataclasses
+import hashlib
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +48,7 @@ class Reference:
 
     def __init__(self, publication: Publication, source: EventSource) -> None:
         """Read all versions; `source` is the stream that the run has learned."""
+        self._source = source
         first = publication.snapshots()[0]
         manifest = read_manifest(publication.snapshot_path(first))
         tables = manifest_tables(manifest)
@@ -67,10 +73,15 @@ class Reference:
             self.embeddings[version.number] = self._lookup(store)
             self.commits[version.number] = _commit(publication, version)
 
-    @property
-    def newest(self) -> int:
-        """The number of the last version."""
-        return max(self.embeddings)
+    def of(self, publication: Publication) -> "Reference":
+        """Return that of another run of the stream, which has kept all its versions.
+
+        Versions have the times of this one: one of another time was published otherwise.
+        """
+        own = Reference(publication, self._source)
+        for number, (watermark_ms, _) in self.commits.items():
+            own.commits[number] = (watermark_ms, own.commits.get(number, (0, ""))[1])
+        return own
 
     def _lookup(self, store: _store.Store) -> bytes:
         columns = [
@@ -158,6 +169,10 @@ class _Repeated(threading.Thread):
     def look(self) -> None:
         raise NotImplementedError
 
+    def judge(self, reference: Reference) -> None:
+        """Complete the findings by what is right."""
+        raise NotImplementedError
+
 
 class _Asker(_Repeated):
     """Asks a node for all keys."""
@@ -165,6 +180,7 @@ class _Asker(_Repeated):
     def __init__(self, node: Node, reference: Reference, ending: threading.Event) -> None:
         super().__init__(reference, ending)
         self.last = 0
+        self._answers: Counter[tuple[int, bytes]] = Counter()
         self._node = node
         self._request = reference.request()
 
@@ -176,16 +192,21 @@ class _Asker(_Repeated):
 
     def _check(self, answer: node_pb2.ReadResponse) -> None:
         number = answer.version.number
-        right = self.reference.embeddings.get(number)
+        embeddings = np.array(answer.embeddings, np.float32).tobytes()
+        self._answers[number, hashlib.sha256(embeddings).digest()] += 1
         self.findings.answers += 1
         self.findings.versions.add(number)
-        self.findings.unknown += right is None
-        embeddings = np.array(answer.embeddings, np.float32).tobytes()
-        if right is not None and embeddings != right:
-            self.findings.mixed += 1
-            self.findings.mixed_at.add(number)
         self.findings.back += number < self.last
         self.last = number
+
+    def judge(self, reference: Reference) -> None:
+        for (number, digest), count in self._answers.items():
+            right = reference.embeddings.get(number)
+            if right is None:
+                self.findings.unknown += count
+            elif digest != hashlib.sha256(right).digest():
+                self.findings.mixed += count
+                self.findings.mixed_at.add(number)
 
 
 class _Watcher(_Repeated):
@@ -196,26 +217,42 @@ class _Watcher(_Repeated):
     ) -> None:
         super().__init__(reference, ending)
         self._publication = publication
-        self._seen: set[VersionId] = set()
+        self._seen: dict[VersionId, tuple[int, str]] = {}
 
     def look(self) -> None:
         for version in self._publication.deltas():
             if version in self._seen:
                 continue
             with contextlib.suppress(PublicationError):  # it went meanwhile
-                commit = _commit(self._publication, version)
-                self._seen.add(version)
-                again = version.number in self.findings.published
-                other = self.reference.commits.get(version.number) != commit
-                self.findings.published_otherwise += again or other
-                self.findings.published.add(version.number)
+                self._seen[version] = _commit(self._publication, version)
+
+    def judge(self, reference: Reference) -> None:
+        findings = self.findings
+        for version, commit in self._seen.items():
+            again = version.number in findings.published
+            other = reference.commits.get(version.number) != commit
+            findings.published_otherwise += again or other
+            findings.published.add(version.number)
+        findings.lost = len(reference.commits.keys() - findings.published)
 
 
 @contextlib.contextmanager
 def following(
-    folder: Path, publication: Publication, reference: Reference, bus: str | None
+    folder: Path,
+    publication: Publication,
+    reference: Reference,
+    bus: str | None,
+    *,
+    repeats: bool = True,
 ) -> Iterator[Findings]:
     """Have nodes follow a publication; the findings are complete when the context ends.
+
+    Args:
+        folder: Of the nodes.
+        publication: Of the run.
+        reference: Of an uninterrupted run.
+        bus: URL of Redis.
+        repeats: Whether the run's versions are those of the uninterrupted one.
 
     Raises:
         BenchError: A node does not start, or does not come to the last version.
@@ -240,7 +277,7 @@ def following(
             askers[-1].start()
             stack.callback(join)  # before the node ends
         yield findings
-        newest = reference.newest
+        newest = publication.versions()[-1].number
         wait_until(
             lambda: all(asker.last >= newest for asker in askers),
             f"the nodes to answer at version {newest}",
@@ -248,6 +285,7 @@ def following(
         )
         join()
         watcher.look()
+        right = reference if repeats else reference.of(publication)
         for thread in threads:
+            thread.judge(right)
             findings.add(thread.findings)
-        findings.lost = len(reference.commits.keys() - findings.published)

@@ -50,6 +50,8 @@ class Stream:
         hours: Length of the stream; an hour has 10,000 events.
         prune_bytes: What pruning leaves of the rows; 0: it prunes nothing.
         snapshot_every: Versions from one snapshot to the next.
+        sync: The strategy, as a run's file has it; one whose ranks are not at the same step does
+            not repeat byte for byte.
     """
 
     model: str
@@ -57,13 +59,19 @@ class Stream:
     prune_bytes: int = 0
     publish_every_s: int = 300
     snapshot_every: int = 2
+    sync: str = "AllReduce()"
+
+    @property
+    def repeats(self) -> bool:
+        """Whether two runs of it are the same, byte for byte."""
+        return self.sync == "AllReduce()"
 
     def run_file(self, keep_snapshots: int) -> str:
         """Return the text of a run's file."""
         prune = f"PruneConfig(bytes={self.prune_bytes})" if self.prune_bytes else "None"
         return f'''"""A run that benchmarks and tests kill."""
 
-from embertide.trainer.config import PruneConfig, RunConfig
+from embertide.trainer.config import AllReduce, LocalSGD, PartialAllReduce, PruneConfig, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.presets import {self.model}, news_rates
 
@@ -74,6 +82,7 @@ run = RunConfig(
     publish_every_s={self.publish_every_s},
     snapshot_every={self.snapshot_every},
     keep_snapshots={keep_snapshots},
+    sync={self.sync},
 )
 source = NewsSource(NewsConfig(hours={self.hours}))
 '''
@@ -82,6 +91,11 @@ source = NewsSource(NewsConfig(hours={self.hours}))
 PLAIN = Stream(model="news_model", hours=3)
 PRUNED = Stream(model="news_counters", hours=3, prune_bytes=200_000)
 """The model with histories and counters."""
+APART = {
+    name: dataclasses.replace(PLAIN, sync=sync)
+    for name, sync in (("LocalSGD", "LocalSGD()"), ("partial all-reduce", "PartialAllReduce()"))
+}
+"""Ranks that are not at the same step."""
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> None:
@@ -122,6 +136,15 @@ class End:
         names = ["events", "version", "forgotten_users"]
         names += ["auc_by_day", "log_loss_by_day", "calibration_by_day"]
         return self.files, {name: self.result[name] for name in names}
+
+    def is_as(self, other: "End", stream: Stream) -> bool:
+        """Whether it is as good as that of a run that was not killed.
+
+        The bytes are the same; where runs do not repeat, as many events were learned.
+        """
+        if stream.repeats:
+            return self.comparable == other.comparable
+        return bool(self.result["events"] == other.result["events"])
 
 
 class RankRun:

@@ -31,7 +31,7 @@ from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 
 SEED = 20
-_KEEP_ALL = 10_000
+_KEEP, _KEEP_ALL = 8, 10_000
 
 
 @dataclasses.dataclass(slots=True)
@@ -95,9 +95,14 @@ def _followed(
         if with_bus:
             options = RedisOptions(log=folder / "bus.log")
             bus = stack.enter_context(RedisServer(options)).url
-        run = stack.enter_context(contextlib.closing(RankRun(folder, stream, bus=bus)))
+        keep = _KEEP if stream.repeats else _KEEP_ALL
+        run = stack.enter_context(
+            contextlib.closing(RankRun(folder, stream, bus=bus, keep_snapshots=keep))
+        )
         run.start(ranks)
-        seen = stack.enter_context(following(folder, run.publication, reference, bus))
+        seen = stack.enter_context(
+            following(folder, run.publication, reference, bus, repeats=stream.repeats)
+        )
         yield run
     findings.add(seen)
 
@@ -136,6 +141,6 @@ def kill_again_and_again(
                 outcome.kills.update([moment, victim])
                 outcome.unfinished.update(run.unfinished())
                 run.go_on(ranks)
-            outcome.ends.append(run.end().comparable == end.comparable)
+            outcome.ends.append(run.end().is_as(end, stream))
         shutil.rmtree(place / "pub")
     return outcome
