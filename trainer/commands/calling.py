@@ -1,4 +1,8 @@
-"""How a command calls nodes that ask who calls: by TLS, with a token (docs/security.md)."""
+"""How a command calls nodes that ask who calls: by TLS, with a token (docs/security.md).
+
+The environment is not asked: EMBERTIDE_TLS and EMBERTIDE_TOKEN_FILE are for a control plane, as a
+context has them, and its token goes nowhere else.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +17,6 @@ TlsFolder = Annotated[
     Path | None,
     typer.Option(
         "--tls",
-        envvar="EMBERTIDE_TLS",
         help="Folder of ca.crt, and of your tls.crt and tls.key if the nodes ask for them: nodes "
         "are spoken to by TLS.",
     ),
@@ -23,7 +26,6 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(
         "--token-file",
-        envvar="EMBERTIDE_TOKEN_FILE",
         help="File that holds your token, alone; a reader's will do. Read again for each request.",
     ),
 ]
