@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 import ipaddress
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -15,8 +16,15 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from embertide._common.addresses import split_address
+from embertide._common.errors import OperatingError
 from embertide._common.quoting import check_name
-from embertide._common.reporting import COMMAND, CONFIGURATION, fail, missing_package
+from embertide._common.reporting import (
+    COMMAND,
+    CONFIGURATION,
+    fail,
+    missing_package,
+    system_error,
+)
 
 
 class _Command(TyperCommand):
@@ -200,3 +208,17 @@ def _bare(params: list[Any]) -> list[Any]:
         if isinstance(each, TyperOption) and each.is_flag and each.metavar is None:
             each.metavar = ""
     return params
+
+
+def read_secret(option: str, path: Path, refusal: type[OperatingError]) -> str:
+    """Return the token or key that a file holds, alone; `option` named the file.
+
+    Raises:
+        OperatingError: A `refusal`: it cannot be read.
+    """
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise refusal(f"{option} {system_error(error)}") from error
+    except UnicodeDecodeError as error:
+        raise refusal(f"{option} {path} is no text; give another file") from error

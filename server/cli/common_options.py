@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from embertide._common import commands
 from embertide._common.commands import one_address
-from embertide._common.reporting import system_error
 from embertide.server.adapters.installation import VARIABLE
 from embertide.server.adapters.process import UsageError
 from embertide.server.adapters.triton import find_backends, find_programs
@@ -48,9 +48,4 @@ def read_secret(option: str, path: Path) -> str:
     Raises:
         ProcessError: It cannot be read.
     """
-    try:
-        return path.read_text().strip()
-    except OSError as error:
-        raise UsageError(f"{option} {system_error(error)}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{option} {path} is no text; give another file") from error
+    return commands.read_secret(option, path, UsageError)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from embertide._common.reporting import system_error
+from embertide._common.commands import read_secret
 from embertide.client.settings import Settings, Tls
 from embertide.trainer.errors import ConfigurationError
 
@@ -50,14 +50,7 @@ def settings_of(tls: Path | None, token_file: Path | None) -> Settings:
             certificate=tls / "tls.crt" if own else None,
             key=tls / "tls.key" if own else None,
         ),
-        token=None if token_file is None else lambda: _token(token_file),
+        token=None
+        if token_file is None
+        else lambda: read_secret("--token-file", token_file, ConfigurationError),
     )
-
-
-def _token(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError as error:
-        raise ConfigurationError(f"--token-file {system_error(error)}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"--token-file {path} is no text; give another file") from error
