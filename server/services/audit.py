@@ -31,7 +31,14 @@ _FILES_KEPT = 8
 _TEXT_MAX = 256
 
 
-class _File(logging.handlers.RotatingFileHandler):
+class _Output(logging.StreamHandler[Any]):
+    """The output of this process; what cannot be written is an error."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise  # logging calls this where it has caught something
+
+
+class _File(_Output, logging.handlers.RotatingFileHandler):
     """A file of lines that is put aside when it is large; what cannot be written is an error.
 
     It is its user's alone: it tells who may do what.
@@ -39,16 +46,6 @@ class _File(logging.handlers.RotatingFileHandler):
 
     def _open(self) -> Any:
         return os.fdopen(open_private(Path(self.baseFilename)), "a", encoding=self.encoding)
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        raise  # logging calls this where it has caught something
-
-
-class _Output(logging.StreamHandler[Any]):
-    """The output of this process; what cannot be written is an error."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        raise  # as above
 
 
 class Audit:
