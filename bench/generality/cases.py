@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import inspect
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 from bench import report
 from bench.generality import machine, ours, sets
 from bench.servers import BUILD, BenchError
-from bench.train.runs import mean_and_error, mean_row, tree_of
+from bench.train.runs import difference_row, mean_row, tree_of
 from embertide.trainer.eval.metrics import auc
 from embertide.trainer.lab.trials import Trial
 
@@ -141,21 +140,14 @@ def rows_of(case: Case, found: Sequence[dict[str, Any]]) -> list[report.Row]:
     of_peer = float(np.mean(peer["auc"]))
     less = [each - of_peer for each in aucs]
     name = f"{case.name}, held out" if case.held_out else case.name
-    mean, error = mean_and_error(less)
     both = mean_row(name, aucs, of_peer, "FM tuned on this figure")
     return [
         both,
-        report.Row(
-            case=name,
-            metric="AUC, ours less the tuned FM's",
-            unit="",
-            ours=round(mean, 5),
-            peer=0.0,
-            peer_name="",
-            ratio=0.0,
+        difference_row(
+            name,
+            "AUC, ours less the tuned FM's",
+            less,
             better="higher",
-            n=len(less),
-            spread=0.0 if math.isnan(error) else round(error, 6),  # the standard error
             target=_LOSS,
             claim="22.6",
         ),

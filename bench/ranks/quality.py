@@ -13,7 +13,7 @@ from typing import Any
 from bench import report
 from bench.ranks.launching import launch
 from bench.servers import BUILD
-from bench.train.runs import mean_and_error
+from bench.train.runs import difference_row
 
 _FOLDER = BUILD / "bench" / "ranks"
 _SEEDS = (1, 2, 3)
@@ -41,19 +41,12 @@ def _apart(
     case: str, found: Sequence[float], than: Sequence[float], name: str, claim: str
 ) -> report.Row:
     """Return the row of how far apart two means of AUC are; the spread is the standard error."""
-    pairs = [mine - theirs for mine, theirs in zip(found, than, strict=True)]
-    mean, error = mean_and_error(pairs)
-    return report.Row(
-        case=f"{case}: AUC {statistics.fmean(found):.4f}, {name} {statistics.fmean(than):.4f}",
-        metric="AUC apart, absolute",
-        unit="",
-        ours=round(abs(mean), 5),
-        peer=0.0,
-        peer_name="",
-        ratio=0.0,
+    return difference_row(
+        f"{case}: AUC {statistics.fmean(found):.4f}, {name} {statistics.fmean(than):.4f}",
+        "AUC apart, absolute",
+        [mine - theirs for mine, theirs in zip(found, than, strict=True)],
+        shown=abs,
         better="lower",
-        n=len(found),
-        spread=round(error, 5),
         target=_TOLERANCE,
         claim=claim,
     )

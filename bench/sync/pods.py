@@ -10,15 +10,16 @@ The namespace is made, and deleted at the end. The default storage class offers 
 import contextlib
 import datetime
 import json
-import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
-from bench.report import Row, compare
+from bench.cluster import Cluster
+from bench.report import Row
 from bench.servers import ROOT, BenchError
+from bench.sync.runs import against_all_reduce
 
 _MANIFEST = ROOT / "k8s" / "train-news.yaml"
 _NAMESPACE = "embertide-uneven"
@@ -31,24 +32,6 @@ _STRATEGIES = {
 _TARGET = 1.5
 _FROM, _TO = 20_000, 120_000
 _GIVE_UP_S = 420.0
-
-
-class _Cluster:
-    """A namespace, by kubectl."""
-
-    def __init__(self, kubeconfig: str) -> None:
-        self._words = ["kubectl", "--kubeconfig", kubeconfig, "-n", _NAMESPACE]
-
-    def run(self, *words: str, stdin: str | None = None) -> str:
-        done = subprocess.run(
-            [*self._words, *words], input=stdin, capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            raise BenchError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
-        return done.stdout
-
-    def apply(self, resources: Sequence[Mapping[str, Any]]) -> None:
-        self.run("apply", "-f", "-", stdin=yaml.safe_dump_all(resources))
 
 
 def _image() -> str:
@@ -140,7 +123,7 @@ def rate(log: str) -> float:
     return (last - first) / (ended - began)
 
 
-def _events_per_s(cluster: _Cluster, run: str, sync: str) -> float:
+def _events_per_s(cluster: Cluster, run: str, sync: str) -> float:
     cluster.apply([_pod(index, run, sync) for index in range(len(_CPU))])
     try:
         deadline = time.monotonic() + _GIVE_UP_S
@@ -158,7 +141,7 @@ def rows(kubeconfig: str, repetitions: int) -> Iterator[Row]:
     """Yield what the pods learn a second, by strategy, against all-reduce."""
     if not kubeconfig:
         raise BenchError("give --kubeconfig, of a cluster that has the trainer's image")
-    cluster = _Cluster(kubeconfig)
+    cluster = Cluster(kubeconfig, _NAMESPACE)
     cluster.run("create", "namespace", _NAMESPACE)
     try:
         cluster.apply(_shared())
@@ -170,14 +153,5 @@ def rows(kubeconfig: str, repetitions: int) -> Iterator[Row]:
                 print(f"{run}: {rates[name][-1]:,.0f} events/s", flush=True)
     finally:
         cluster.run("delete", "namespace", _NAMESPACE, "--wait=false")
-    together = rates.pop("all-reduce")
-    for name, apart in rates.items():
-        yield compare(
-            (f"two pods, {_CPU[0]} and {_CPU[1]} of CPU, {name}", "rate", "events/s"),
-            apart,
-            together,
-            peer_name="all-reduce",
-            better="higher",
-            target=_TARGET if name == "LocalSGD" else 0.0,
-            claim="D.8",
-        )
+    case = f"two pods, {_CPU[0]} and {_CPU[1]} of CPU"
+    yield from against_all_reduce(case, rates, "LocalSGD", _TARGET, "D.8")

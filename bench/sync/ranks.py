@@ -13,9 +13,10 @@ from typing import Any
 
 from bench import plot
 from bench.ranks.launching import launch
-from bench.report import Row, compare, measure
+from bench.report import Row, measure
 from bench.servers import BUILD, BenchError
 from bench.sync.clock import Link, ring
+from bench.sync.runs import against_all_reduce
 from bench.sync.virtual import Strategy, predict
 
 _RANKS = 4
@@ -27,7 +28,7 @@ _STRATEGIES = {
     "LocalSGD": f"local_sgd:{_WIDE}",
 }
 _EVENT_MS = "4"
-# What real ranks run, and what the clock runs of it.
+# A strategy of real ranks, and the same on the virtual clock.
 _FORETOLD: Mapping[str, tuple[str, Strategy]] = {
     "partial all-reduce": (_PARTIAL, lambda clock: clock.partial_all_reduce(2, seed=1, max_lag=4)),
     "LocalSGD": (_STRATEGIES["LocalSGD"], lambda clock: clock.local_sgd(8)),
@@ -59,17 +60,7 @@ def _uneven(repetitions: int) -> Iterator[Row]:
             for name, sync in _STRATEGIES.items():
                 found = _run(sync, slow=slow, event_ms=_EVENT_MS, events=events)
                 rates[name].append(found["events_per_s"])
-        together = rates.pop("all-reduce")
-        for name, apart in rates.items():
-            yield compare(
-                (f"{case}, {name}", "rate", "events/s"),
-                apart,
-                together,
-                peer_name="all-reduce",
-                better="higher",
-                target=least if name == "partial all-reduce" else 0.0,
-                claim="D.3" if name == "partial all-reduce" else "",
-            )
+        yield from against_all_reduce(case, rates, "partial all-reduce", least, "D.3")
 
 
 def kept_rate(ends: list[list[tuple[float, int]]], stop_s: float) -> float:

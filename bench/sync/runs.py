@@ -6,14 +6,14 @@ goes on; delete the folder after a change of the trainer.
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench import report
 from bench.ranks.launching import launch
 from bench.servers import BUILD
-from bench.train.runs import mean_and_error
+from bench.train.runs import difference_row
 
 _FOLDER = BUILD / "bench" / "sync"
 NAMES = {"news": "news", "criteo": "Criteo's ads"}
@@ -54,20 +54,37 @@ def series(runs: Sequence[Run], sync: str, figure: str) -> list[float]:
     return [float(run[figure]) for run in runs if run["sync"] == sync]
 
 
+def against_all_reduce(
+    case: str, rates: Mapping[str, Sequence[float]], barred: str, target: float, claim: str
+) -> Iterator[report.Row]:
+    """Yield the rates of strategies, events a second in turn, against all-reduce's.
+
+    Args:
+        case: What was run.
+        rates: By strategy, "all-reduce" among them.
+        barred: The strategy that has the bar and the claim.
+        target: Its bar.
+        claim: Its claim.
+    """
+    for name in [each for each in rates if each != "all-reduce"]:
+        yield report.compare(
+            (f"{case}, {name}", "rate", "events/s"),
+            rates[name],
+            rates["all-reduce"],
+            peer_name="all-reduce",
+            better="higher",
+            target=target if name == barred else 0.0,
+            claim=claim if name == barred else "",
+        )
+
+
 def apart(case: str, mine: Sequence[float], peer: Sequence[float], target: float) -> report.Row:
     """Return the row of how much more AUC one side has; the spread is the standard error."""
-    mean, error = mean_and_error([m - p for m, p in zip(mine, peer, strict=True)])
-    return report.Row(
-        case=f"{case}: AUC {statistics.fmean(mine):.4f}, {statistics.fmean(peer):.4f}",
-        metric="AUC more, absolute",
-        unit="",
-        ours=round(mean, 5),
-        peer=0.0,
-        peer_name="",
-        ratio=0.0,
+    return difference_row(
+        f"{case}: AUC {statistics.fmean(mine):.4f}, {statistics.fmean(peer):.4f}",
+        "AUC more, absolute",
+        [m - p for m, p in zip(mine, peer, strict=True)],
         better="higher" if target < 0 else "lower",
-        n=len(mine),
-        spread=round(error, 5),
         target=target,
         claim="D.1",
     )

@@ -14,6 +14,7 @@ from bench import plot, report
 from bench.servers import BUILD
 from bench.sync.clock import Clock, Compute, Link, equal, one_slow, random_slow, ring
 from bench.sync.replicas import Replicas, read
+from bench.train.runs import difference_row
 
 _RANKS = (4, 16, 64, 256)
 _TIMES: Mapping[str, Compute] = {
@@ -222,22 +223,16 @@ def quality(data: Path | None) -> Iterator[report.Row]:
     for case, strategy, compute, most, claim in cases:
         learnt = [learn(strategy, compute, seed) for seed in _SEEDS]
         pairs = [each.auc() - other for each, other in zip(learnt, base, strict=True)]
-        lost = max(0.0, -statistics.fmean(pairs))
         about = (
             f"{name}, 4 ranks: {case}; AUC {statistics.fmean(base) + statistics.fmean(pairs):.4f}"
         )
         about += f", all-reduce {statistics.fmean(base):.4f}"
-        yield report.Row(
-            case=about,
-            metric="AUC lost",
-            unit="",
-            ours=round(lost, 5),
-            peer=0.0,
-            peer_name="",
-            ratio=0.0,
+        yield difference_row(
+            about,
+            "AUC lost",
+            pairs,
+            shown=lambda mean: max(0.0, -mean),
             better="lower",
-            n=len(pairs),
-            spread=round(statistics.stdev(pairs) / len(pairs) ** 0.5, 5),
             target=most,
             claim=claim,
         )

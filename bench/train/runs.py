@@ -9,10 +9,11 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import math
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -213,6 +214,34 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean of values and its standard error; nan with fewer than two."""
     error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
     return statistics.fmean(values), error
+
+
+def difference_row(
+    case: str,
+    metric: str,
+    differences: Sequence[float],
+    *,
+    shown: Callable[[float], float] = float,
+    better: Literal["higher", "lower"],
+    target: float,
+    claim: str,
+) -> report.Row:
+    """Return the row of the mean of differences by seed, as `shown`; the spread is its error."""
+    mean, error = mean_and_error(differences)
+    return report.Row(
+        case=case,
+        metric=metric,
+        unit="",
+        ours=round(shown(mean), 5),
+        peer=0.0,
+        peer_name="",
+        ratio=0.0,
+        better=better,
+        n=len(differences),
+        spread=0.0 if math.isnan(error) else round(error, 6),
+        target=target,
+        claim=claim,
+    )
 
 
 def mean_row(

@@ -21,12 +21,12 @@ import typer
 
 sys.path.insert(1, str(Path(__file__).parents[2]))  # for `bench`
 
-from acceptance.cluster import Cluster, RefusedError
 from acceptance.deployment import Deployment, Storage
 from acceptance.site import Finding, Site
 from acceptance.steps import STEPS, WITH_STORAGE
 
 from bench import report
+from bench.cluster import Cluster, RefusedError
 
 ROOT = Path(__file__).resolve().parents[2]
 

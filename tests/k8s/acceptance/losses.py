@@ -3,10 +3,10 @@
 import json
 import time
 
-from acceptance.cluster import wait_until
 from acceptance.operations import done
 from acceptance.site import LEAVE_S, NEXT_VERSION_S, Absence, Site
 from acceptance.training import has_gone_on, is_later, train_anew
+from bench.cluster import wait_until
 
 NODES = ("embertide-node-0", "embertide-node-1")
 # Of an end: beside --leave-s.

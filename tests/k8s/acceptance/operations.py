@@ -2,8 +2,8 @@
 
 import time
 
-from acceptance.cluster import Json, RefusedError, wait_until
 from acceptance.site import Site
+from bench.cluster import Json, RefusedError, wait_until
 
 
 def buckets(site: Site) -> dict[str, int]:

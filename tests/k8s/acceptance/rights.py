@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from acceptance.cluster import Json
 from acceptance.deployment import training
 from acceptance.site import Site
+from bench.cluster import Json
 
 OPERATORS = "--as-group=embertide-operators"
 # What operators may: verb, resource, whether. No line of docs/kubernetes.md is beyond these.

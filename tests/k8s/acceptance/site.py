@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from acceptance.cluster import Cluster, Json, RefusedError, TooLateError, wait_until
 from acceptance.deployment import Deployment
 from acceptance.traffic import Answers, Traffic
+from bench.cluster import Cluster, Json, RefusedError, TooLateError, wait_until
 
 LEAVE_S = 15.0
 READY_S = 600.0  # nodes, from nothing

@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Callable
 
-from acceptance.cluster import wait_until
 from acceptance.deployment import asker
 from acceptance.losses import NODES, lose_each, nothing_lost
 from acceptance.operations import buckets, done, lose_control, reshard
@@ -13,6 +12,7 @@ from acceptance.site import READY_S, Absence, Site
 from acceptance.storage import storage
 from acceptance.training import train
 from acceptance.trainjob import trainjob
+from bench.cluster import wait_until
 
 REQUESTS_A_SECOND = 8.0  # of each kind of client
 # Runs in a node's container: what the newest snapshot says.

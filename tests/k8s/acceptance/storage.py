@@ -2,10 +2,10 @@
 
 import time
 
-from acceptance.cluster import wait_until
 from acceptance.losses import NODES, lose_node
 from acceptance.site import NEXT_VERSION_S, READY_S, Site
 from acceptance.training import has_gone_on
+from bench.cluster import wait_until
 
 CLAIM = "embertide-publication"
 

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from acceptance.cluster import Cluster
+from bench.cluster import Cluster
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

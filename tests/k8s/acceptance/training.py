@@ -2,9 +2,9 @@
 
 import time
 
-from acceptance.cluster import wait_until
 from acceptance.deployment import events
 from acceptance.site import NEXT_VERSION_S, READY_S, Site, Versions
+from bench.cluster import wait_until
 
 
 def train(site: Site) -> None:

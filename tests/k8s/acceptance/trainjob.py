@@ -3,9 +3,9 @@
 import time
 
 from acceptance import deployment
-from acceptance.cluster import wait_until
 from acceptance.site import NEXT_VERSION_S, Site
 from acceptance.training import has_gone_on
+from bench.cluster import wait_until
 
 PODS = 2
 CRD = "trainjobs.trainer.kubeflow.org"

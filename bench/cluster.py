@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from bench.servers import BenchError
+
 Json = dict[str, Any]
 
 
-class RefusedError(RuntimeError):
+class RefusedError(BenchError):
     """The cluster did not do what it was asked; the message is kubectl's."""
 
 
