@@ -16,7 +16,7 @@ _DAY_HOURS = 4
 
 
 def news(days: int, views_per_hour: int = 300) -> list[Batch]:
-    """Return made-up news of some days of four hours, a batch a day."""
+    """Generate news for so many days of four hours each; return a batch for each day."""
     config = NewsConfig(
         hours=_DAY_HOURS * days, views_per_hour=views_per_hour, users=200, new_items_per_hour=5
     )

@@ -25,7 +25,7 @@ class DrawnNet(nn.Module):
         self._steps: list[_Step] = []
         for _ in range(operators):
             self._add()
-        # What was made last, and what was given.
+        # The end takes the newest value and both inputs.
         self._last = [len(self._widths) - 1, 0, 1]
         self.end = nn.Linear(sum(self._widths[i] for i in self._last), 1)
 

@@ -130,7 +130,7 @@ def test_every_tensor_has_its_share_though_their_sizes_differ_a_thousandfold(
     for rank in found:
         for k, size in enumerate(SIZES):
             sent = [np.count_nonzero(step[k]) for step in rank.taken[50:]]
-            # Of two ranks, seldom at one position. A tensor with one entry has a few at times.
+            # Two ranks seldom choose the same. A tensor with a share of one sends a few at times.
             assert 0.8 < np.mean(sent) / (2 * max(1, round(0.01 * size))) < (1.3, 2)[size < 1000]
 
 

@@ -319,7 +319,7 @@ def test_what_contexts_would_gain_is_said_by_choice(
     assert said.exit_code == 0, said.output
     contexts = json.loads(said.stdout)["contexts"]
     assert (contexts["context_columns"], contexts["columns"]) == (3, 6)
-    # What is written is what is written without; weights are drawn.
+    # --explain changes no written file. Weights are random, so only the program is compared.
     assert {each.name for each in (tmp_path / "same").iterdir()} == {
         each.name for each in folder.iterdir()
     }

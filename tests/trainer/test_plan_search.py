@@ -23,7 +23,7 @@ from embertide.trainer.sync.placing.search import (
 from embertide.trainer.sync.placing.step import StepModel
 from embertide.trainer.sync.plan import EVERYWHERE
 
-# Of two ranks the second takes five times as long to apply gradients.
+# The second of two ranks takes five times as long to apply gradients.
 _UNEVEN = profile(
     ranks=(LINK, dataclasses.replace(LINK, pace=5.0)),
     tables=(table("a", (0.25,) * 4), table("b", (0.5, 0.5)), table("c")),

@@ -1,4 +1,4 @@
-"""The search for the cheapest of equal graphs, measured costs, and what is said of them."""
+"""The search for the cheapest of equal graphs, its measured costs, and its explanation."""
 
 import json
 import math

@@ -35,9 +35,9 @@ from embertide.trainer.sync.dense import GradientSum
 from embertide.trainer.sync.entries import Messages, Spans, room_of
 
 _EARLY = frozenset(1 << k for k in range(10))
-# So many times its share of a tensor shall be large, or messages would have room left.
+# A threshold leaves this many times the tensor's share, or messages would have room left.
 _SPARE = 1.15
-# A tensor of which so many times its share is large, and so many more, has its threshold chosen.
+# A threshold is chosen anew where more than _FAR_OVER times the share and _FEW more are large.
 _FAR_OVER, _FEW = 4, 16
 _GAIN = 0.1  # of the relative error of a tensor's share, by which its threshold moves in a step
 _MOST_FP16 = 65_504.0
@@ -83,9 +83,8 @@ class LargestGradients:
         sizes_T = np.array([each.numel() for each in parameters], np.int64)
         self._ends_T = np.cumsum(sizes_T)
         self._begins_T = self._ends_T - sizes_T
-        self._share_T = np.maximum(np.round(sizes_T * config.density_of(channel.size)), 1).astype(
-            np.int64
-        )
+        share_T = np.round(sizes_T * config.density_of(channel.size))
+        self._share_T = np.maximum(share_T, 1).astype(np.int64)
         self._most = int(self._share_T.sum())
         self._dtype = np.float16 if config.values == "fp16" else np.float32
         elements = int(sizes_T.sum())
@@ -104,7 +103,7 @@ class LargestGradients:
 
     @accumulates.setter
     def accumulates(self, value: bool) -> None:
-        # What begins to travel before `finish` travels whole.
+        # A sum that begins before `finish` is one of whole gradients.
         self._whole.accumulates = value or not self._is_whole
 
     @property

@@ -40,7 +40,7 @@ class Check:
         rows = (_USERS, _USERS, _CANDIDATES, _CANDIDATES)
         pairs = zip(rows, contexts.widths(), strict=True)
         user_of_row = torch.randint(0, _USERS, (_CANDIDATES,), generator=generator)
-        # Of a size that leaves sigmoids room: near 0, a score has its logit's absolute error.
+        # Small inputs keep sigmoids off their ends, where a score has its logit's absolute error.
         inputs = (_SIZE * random(count, width) for count, width in pairs)
         self._inputs = (*inputs, user_of_row)
         self._tensors = {

@@ -50,7 +50,7 @@ _DIMENSIONS: dict[Any, tuple[int, ...]] = {
 }
 # Those that add a dimension count among those of the result.
 _ADDING = frozenset({_A.stack.default, _A.unsqueeze.default})
-# Of what they keep, they only change the order or the shape.
+# These only change the order or the shape of what they keep.
 MOVING = frozenset(
     {
         *(_A.cat.default, _A.stack.default, _A.slice.Tensor, _A.select.int, _A.transpose.int),

@@ -45,7 +45,7 @@ def _split(value: Value) -> Value | None:
     places = tuple(range(columns.dim() - 1))
     width = columns.shape[-1]
     context_K = sources.is_context(columns).reshape(-1, width).all(0)
-    # Of each column, along which dimensions it is the same.
+    # For each dimension, the columns that are the same along it.
     same = [
         (columns == columns.narrow(axis, 0, 1)).reshape(-1, width).all(0)
         if columns.shape[axis] > 1

@@ -242,8 +242,8 @@ class StepModel:
         gradient_T = np.array([_wire_bytes(gradients, t.gradient_floats) for t in profile.tables])
         gradient_floats_T = np.array([t.gradient_floats for t in profile.tables])
         late_T = np.array([t.late for t in profile.tables])
-        # Of what one part asks, by owner: keys, bytes of rows, their numbers, bytes of gradients,
-        # their numbers, late rows.
+        # A part asks each owner for so many keys, bytes and floats of rows, bytes and floats of
+        # gradients, and late rows.
         kinds_TD = np.stack(
             [np.ones(len(row_T)), row_T, row_floats_T, gradient_T, gradient_floats_T, late_T],
             axis=1,

@@ -96,7 +96,7 @@ class Timeline:
         self._ready = [0.0] * len(tasks)
         self._begin = [0.0] * len(tasks)
         self._end = [0.0] * len(tasks)
-        # Of each device, (ready, number) of its tasks, sorted: the order in which it does them.
+        # A device does its tasks in the order of (ready, number).
         self._order: list[list[tuple[float, int]]] = [[] for _ in range(devices)]
         self.simulate_all()
 
