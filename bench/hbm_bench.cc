@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "embertide/hash.h"
-#include "embertide/store.h"
+#include "embertide/serving_store.h"
 #include "hbm/device.h"
 #include "hbm/places.h"
 #include "zipf.h"
@@ -207,7 +207,7 @@ class StoreUnderTest {
     options.ddr_budget_bytes = uint64_t{rows} * kRowBytes * 2 + (1ULL << 30);
     options.hbm_budget_bytes = hbm_bytes;
     options.hbm_kind = kind;
-    store_ = Must(Store::Open(options));
+    store_ = Must(ServingStore::Open(options));
     std::vector<std::vector<std::byte>> records(16);
     std::vector<float> values(kDim, 0.5F);
     std::vector<std::byte> payload(kRowBytes);
@@ -273,7 +273,7 @@ class StoreUnderTest {
   }
 
   const uint32_t rows_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<ServingStore> store_;
   SourceCounts before_{};
 };
 

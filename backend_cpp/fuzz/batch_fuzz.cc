@@ -6,7 +6,7 @@
 
 #include "bus/test_publication.h"
 #include "embertide/hash.h"
-#include "embertide/store.h"
+#include "embertide/serving_store.h"
 #include "fuzz/fuzz.h"
 
 namespace embertide::fuzz {
@@ -50,7 +50,7 @@ bool Apply(const TableConfig& table, uint32_t bucket, std::string_view records, 
   return true;
 }
 
-void CheckRows(const Store& store, const std::array<Rows, 2>& rows) {
+void CheckRows(const ServingStore& store, const std::array<Rows, 2>& rows) {
   const auto view = store.PinNewest();
   EMBERTIDE_CHECK(view.ok());
   for (uint32_t bucket = 0; bucket < 2; ++bucket) {
@@ -92,7 +92,7 @@ std::vector<std::string> Seeds() {
 }
 
 void Run(std::string_view input) {
-  const auto store = std::move(*Store::Open(Options()));
+  const auto store = std::move(*ServingStore::Open(Options()));
   const TableConfig& table = store->options().tables[0];
   std::array<Rows, 2> rows;
   uint64_t version = 1;

@@ -89,7 +89,7 @@ std::string BucketMover::share_error() const {
 }
 
 std::vector<BucketMover::Change> BucketMover::Missing(const Routing& routing) {
-  const Store& store = state_->store();
+  const ServingStore& store = state_->store();
   std::vector<Change> missing;
   uint64_t held = 0;
   for (uint32_t t = 0; t < routing.buckets.size(); ++t) {

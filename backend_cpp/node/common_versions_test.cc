@@ -1,4 +1,5 @@
 // CommonVersions: what a node offers, and what a pin takes by what its peers have.
+#include "embertide/serving_store.h"
 #include "node/common_versions.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +24,7 @@ class CommonVersionsTest : public ::testing::Test {
     options.devices = 1;
     options.ddr_budget_bytes = 16 << 20;
     options.window_versions = 4;
-    Result<std::unique_ptr<Store>> store = Store::Open(std::move(options));
+    Result<std::unique_ptr<ServingStore>> store = ServingStore::Open(std::move(options));
     ASSERT_TRUE(store.ok()) << store.status().ToString();
     NodeState::Parts parts;
     parts.options.window_versions = 4;

@@ -725,7 +725,7 @@ TEST(FleetNodeTest, ACopyThatAMoveLeftBehindIsFreedWithoutFurtherVersions) {
   fleet.model.WriteDelta({2, 1}, {1, 1}, {{0, 7}});
   fleet.Write(fleet.MakePlan(1));
   fleet.StartAll();
-  const Store& store = fleet.node(0).store();
+  const ServingStore& store = fleet.node(0).store();
   const uint64_t rows = store.Stats().rows;
   const auto rows_on = [&](uint32_t device) { return store.UsageOf(0, device).ddr_rows; };
   const auto both = [&] { return rows_on(0) + rows_on(1); };
@@ -839,7 +839,7 @@ TEST(FleetNodeTest, ASealIsBroughtInLineWithThePlan) {
   }));
   fleet.Start(1, sealed);
   EXPECT_TRUE(fleet.node(1).opened_from_seal()) << fleet.node(1).seal_refusal();
-  const Store& store = fleet.node(1).store();
+  const ServingStore& store = fleet.node(1).store();
   for (uint32_t b = 0; b < 4; ++b) EXPECT_EQ(store.HeldSince(0, b).has_value(), b >= 2) << b;
   std::vector<uint64_t> keys(kKeys);
   std::vector<float> expected(kKeys);

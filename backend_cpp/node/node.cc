@@ -173,7 +173,7 @@ Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
   if (recovered) {
     parts.store = std::move(recovered->store);
   } else {
-    Result<std::unique_ptr<Store>> store = Store::Open(std::move(store_options));
+    Result<std::unique_ptr<ServingStore>> store = ServingStore::Open(std::move(store_options));
     if (!store.ok()) return store.status();
     parts.store = std::move(*store);
   }
@@ -339,7 +339,7 @@ Node::Node() = default;
 const NodeOptions& Node::options() const { return state_->options(); }
 const Manifest& Node::manifest() const { return state_->manifest(); }
 const std::vector<Feature>& Node::features() const { return state_->features(); }
-const Store& Node::store() const { return state_->store(); }
+const ServingStore& Node::store() const { return state_->store(); }
 std::shared_ptr<const VersionInfo> Node::newest() const { return state_->newest(); }
 std::shared_ptr<const VersionInfo> Node::served() const { return state_->served(); }
 uint64_t Node::failed_mends() const { return state_->failed_mends(); }

@@ -106,7 +106,7 @@ void NodeReport::Beat(v1::HeartbeatRequest* beat) const {
 // --- whoever asks --------------------------------------------------------------------------------
 
 Status NodeReport::FillUsage(v1::NodeServiceGetStatusResponse* response) const {
-  const Store& store = state_.store();
+  const ServingStore& store = state_.store();
   const Result<ReadView> view = store.PinNewest();
   if (!view.ok()) return view.status();
   for (uint32_t t = 0; t < state_.manifest().tables.size(); ++t) {
@@ -170,7 +170,7 @@ Status NodeReport::GetStatus(v1::NodeServiceGetStatusResponse* response) const {
 }
 
 std::vector<MissCurve> NodeReport::MakeCurves() const {
-  const Store& store = state_.store();
+  const ServingStore& store = state_.store();
   const Result<ReadView> view = store.PinNewest();
   if (!view.ok()) return {};
   std::map<std::pair<uint32_t, uint32_t>, TableRows> rows;
@@ -221,7 +221,7 @@ void NodeReport::FillTiers(v1::NodeServiceGetLoadResponse* response) {
 
 void NodeReport::FillBuckets(const LoadWindow& window, const ReadView& view,
                              v1::NodeServiceGetLoadResponse* response) const {
-  const Store& store = state_.store();
+  const ServingStore& store = state_.store();
   std::vector<uint32_t> tables(state_.manifest().tables.size());
   for (uint32_t t = 0; t < tables.size(); ++t) tables[t] = t;
   std::ranges::sort(tables, {}, [&](uint32_t t) { return state_.manifest().tables[t].id; });

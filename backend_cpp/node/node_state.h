@@ -34,7 +34,7 @@ class NodeState {
     std::unique_ptr<VersionGate> gate;      // null without a guard
     std::unique_ptr<LoadMeter> load;        // null for a node alone
     std::unique_ptr<LatencyMeter> latency;  // the same
-    std::unique_ptr<Store> store;           // after load, which it tells of reads
+    std::unique_ptr<ServingStore> store;    // after load, which it tells of reads
   };
   explicit NodeState(Parts parts);
   ~NodeState();
@@ -44,7 +44,7 @@ class NodeState {
   const NodeOptions& options() const { return parts_.options; }
   const Manifest& manifest() const { return parts_.manifest; }
   const std::vector<Feature>& features() const { return parts_.features; }
-  Store& store() const { return *parts_.store; }
+  ServingStore& store() const { return *parts_.store; }
   TaskBoard& tasks() const { return *parts_.tasks; }
   VersionGate* gate() const { return parts_.gate.get(); }         // null without a guard
   LoadMeter* load() const { return parts_.load.get(); }           // null for a node alone

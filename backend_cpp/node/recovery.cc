@@ -164,7 +164,7 @@ Result<std::optional<Recovered>> OpenFromSeal(const NodeOptions& options, const 
     recovered.tensors = std::move(*tensors);
   }
   store_options.open_seal = true;
-  Result<std::unique_ptr<Store>> store = Store::Open(std::move(store_options));
+  Result<std::unique_ptr<ServingStore>> store = ServingStore::Open(std::move(store_options));
   if (!store.ok()) return store.status();
   recovered.store = std::move(*store);
   std::map<uint32_t, uint32_t> tables;

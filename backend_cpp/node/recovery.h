@@ -24,7 +24,7 @@ VersionInfo VersionInfoOf(const Manifest& manifest);
 
 // A store as of `version`, which is not committed yet.
 struct Recovered {
-  std::unique_ptr<Store> store;
+  std::unique_ptr<ServingStore> store;
   VersionInfo version;  // without weights
   std::string tensors;  // its dense tensors; empty for a node that leaves the dense part alone
 };

@@ -23,8 +23,8 @@
 
 #include "embertide/deadline.h"
 #include "embertide/node.h"
+#include "embertide/serving_store.h"
 #include "embertide/snapshot.h"
-#include "embertide/store.h"
 #include "node/hot_rows.h"
 #include "node/routing.h"
 #include "peer/peer_pool.h"
@@ -56,7 +56,7 @@ class RemoteLookup {
     ReadObserver* observer = nullptr;  // OPTIONAL: told of keys that are not read here
   };
   // Requires: all outlive it.
-  RemoteLookup(const Store& store, const Manifest& manifest, PeerPool* peers, HotRows* hot,
+  RemoteLookup(const ServingStore& store, const Manifest& manifest, PeerPool* peers, HotRows* hot,
                Options options, RemoteStats* stats)
       : store_(store),
         manifest_(manifest),
@@ -172,7 +172,7 @@ class RemoteLookup {
                  FetchTerms terms) const;
   RemoteRow* RowOf(const Wanted& wanted) { return &rows_[row_of_[wanted.request][wanted.key] - 1]; }
 
-  const Store& store_;
+  const ServingStore& store_;
   const Manifest& manifest_;
   PeerPool* peers_;
   HotRows* hot_;

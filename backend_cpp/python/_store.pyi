@@ -170,33 +170,8 @@ def vector_level() -> str:
     """Return the vectors that rows are added by: avx512, avx2 or plain (EMBERTIDE_VECTORS)."""
 
 class Store:
-    """The tables of one node or trainer rank. One writer at a time; reads pin a version."""
+    """What both faces of a store can do. One writer at a time; reads pin a version."""
 
-    def __init__(
-        self,
-        *,
-        tables: list[TableConfig],
-        profile: str = "serve",
-        devices: int = 1,
-        ddr_budget_bytes: int = ...,
-        ssd_budget_bytes: int = 0,
-        ssd_directory: str = "",
-        ssd_engine: str = "auto",
-        window_versions: int = 8,
-        ddr_policy: str = ...,
-        new_row_accesses: int = 1,
-        utility: str = "squares",
-        utility_decay: float = ...,
-        prune_groups: Sequence[tuple[Sequence[int], int, Sequence[tuple[int, int, float]]]] = ...,
-        optimizer: str = "rowwise_adagrad",
-        table_budgets: dict[str, TableBudget] = ...,
-        hbm_budget_bytes: int = 0,
-        hbm_devices: int = 1,
-        hbm_kind: str = "gpu",
-        hbm_policy: str = ...,
-        sums: str = "fp64",
-        index: str = "plain",
-    ) -> None: ...
     def lookup(
         self,
         table: int,
@@ -211,8 +186,62 @@ class Store:
     ) -> list[RowPlaces]:
         """Look bags up; with `places`, return for each of them where its rows lie."""
 
+    def export_bucket(self, table: int, bucket: int) -> bytes: ...
+    def copy_rows(self, table: int, keys: NDArray[np.int64]) -> tuple[bytes, NDArray[np.uint8]]:
+        """Return the records of `keys` that have a row, in their order, and a source for each."""
+
+    def maintain(self) -> None: ...
+    def check_integrity(self) -> None: ...
+    def stats(self) -> dict[str, Any]: ...
+
+class ServingStore(Store):
+    """The tables of one node, whose rows come as versions."""
+
+    def __init__(
+        self,
+        *,
+        tables: list[TableConfig],
+        devices: int = 1,
+        ddr_budget_bytes: int = ...,
+        ssd_budget_bytes: int = 0,
+        ssd_directory: str = "",
+        ssd_engine: str = "auto",
+        window_versions: int = 8,
+        ddr_policy: str = ...,
+        table_budgets: dict[str, TableBudget] = ...,
+        hbm_budget_bytes: int = 0,
+        hbm_devices: int = 1,
+        hbm_kind: str = "gpu",
+        hbm_policy: str = ...,
+        sums: str = "fp64",
+        index: str = "plain",
+    ) -> None: ...
     def stage_records(self, version: int, table: int, bucket: int, records: bytes) -> None: ...
     def commit(self, version: int) -> None: ...
+    def set_ddr_shares(self, shares: Sequence[tuple[int, int, int]]) -> None:
+        """Give tables shares of DDR: (table, device, bytes of rows); all others have none."""
+
+class TrainingStore(Store):
+    """The tables of one trainer rank, whose rows are learned in place."""
+
+    def __init__(
+        self,
+        *,
+        tables: list[TableConfig],
+        devices: int = 1,
+        ddr_budget_bytes: int = ...,
+        ssd_budget_bytes: int = 0,
+        ssd_directory: str = "",
+        ssd_engine: str = "auto",
+        ddr_policy: str = ...,
+        table_budgets: dict[str, TableBudget] = ...,
+        new_row_accesses: int = 1,
+        utility: str = "squares",
+        utility_decay: float = ...,
+        prune_groups: Sequence[tuple[Sequence[int], int, Sequence[tuple[int, int, float]]]] = ...,
+        optimizer: str = "rowwise_adagrad",
+        index: str = "plain",
+    ) -> None: ...
     def ensure_rows(self, table: int, keys: NDArray[np.int64]) -> int: ...
     def bring_rows(self, keys: Sequence[tuple[int, NDArray[np.int64]]], *, threads: int = 1) -> int:
         """Bring rows of (table, keys_N) from the SSD to DDR, in one batch; return how many."""
@@ -259,20 +288,10 @@ class Store:
 
     def prune_state_of_format_5(self, group: int, state: bytes) -> bytes: ...
     def take_changes(self, table: int, bucket: int) -> bytes: ...
-    def export_bucket(self, table: int, bucket: int) -> bytes: ...
     def import_records(self, table: int, bucket: int, records: bytes) -> None: ...
     def mark_changed(self, table: int, bucket: int, keys: NDArray[np.uint64]) -> None: ...
-    def copy_rows(self, table: int, keys: NDArray[np.int64]) -> tuple[bytes, NDArray[np.uint8]]:
-        """Return the records of `keys` that have a row, in their order, and a source for each."""
-
     def bucket_state(self, table: int, bucket: int) -> BucketState: ...
     def set_bucket_state(self, table: int, bucket: int, states: BucketState) -> None: ...
-    def set_ddr_shares(self, shares: Sequence[tuple[int, int, int]]) -> None:
-        """Give tables shares of DDR: (table, device, bytes of rows); all others have none."""
-
-    def maintain(self) -> None: ...
-    def check_integrity(self) -> None: ...
-    def stats(self) -> dict[str, Any]: ...
 
 class CachePolicy:
     """A policy of admission and eviction, and the memory that it needs for each slot of a tier."""

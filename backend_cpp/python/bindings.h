@@ -13,7 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "embertide/store.h"
+#include "embertide/serving_store.h"
+#include "embertide/training_store.h"
 
 namespace embertide {
 

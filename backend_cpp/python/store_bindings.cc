@@ -14,49 +14,36 @@ using PyPrunedCounts = std::tuple<uint32_t, uint32_t, float>;  // table, counter
 // tables, waiting_bytes, counts
 using PyPruneGroup = std::tuple<std::vector<uint32_t>, uint64_t, std::vector<PyPrunedCounts>>;
 
-StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& profile,
-                         uint32_t devices, uint64_t ddr_budget_bytes, uint64_t ssd_budget_bytes,
+// The options of both faces.
+StoreOptions MakeOptions(std::vector<TableConfig> tables, uint32_t devices,
+                         uint64_t ddr_budget_bytes, uint64_t ssd_budget_bytes,
                          std::string ssd_directory, const std::string& ssd_engine,
-                         uint32_t window_versions, std::string ddr_policy,
-                         std::map<std::string, TableBudget> table_budgets,
-                         uint32_t new_row_accesses, const std::string& utility,
-                         double utility_decay, std::vector<PyPruneGroup> prune_groups,
-                         const std::string& optimizer, uint64_t hbm_budget_bytes,
-                         uint32_t hbm_devices, const std::string& hbm_kind, std::string hbm_policy,
-                         const std::string& sums, const std::string& index) {
-  if (profile != "serve" && profile != "train") {
-    throw BindingError{{Code::kInvalidArgument, "profile \"" + profile + "\"; use serve or train"}};
-  }
+                         std::string ddr_policy, std::map<std::string, TableBudget> table_budgets,
+                         const std::string& index) {
   StoreOptions options;
-  options.profile = profile == "train" ? Profile::kTrain : Profile::kServe;
   options.tables = std::move(tables);
   options.devices = devices;
   options.ddr_budget_bytes = ddr_budget_bytes;
   options.ssd_budget_bytes = ssd_budget_bytes;
   options.ssd_directory = std::move(ssd_directory);
   options.ssd_engine = ValueOrThrow(ParseSsdEngine(ssd_engine));
-  options.window_versions = window_versions;
   options.ddr_policy = std::move(ddr_policy);
   options.table_budgets = std::move(table_budgets);
-  options.new_row_accesses = new_row_accesses;
-  options.utility = ValueOrThrow(ParseUtilityKind(utility));
-  options.utility_decay = utility_decay;
-  for (PyPruneGroup& group : prune_groups) {
-    PruneGroup& added = options.prune_groups.emplace_back();
+  options.index = ValueOrThrow(ParseIndexKind(index));
+  return options;
+}
+
+std::vector<PruneGroup> MakeGroups(std::vector<PyPruneGroup> groups) {
+  std::vector<PruneGroup> made;
+  for (PyPruneGroup& group : groups) {
+    PruneGroup& added = made.emplace_back();
     added.tables = std::move(std::get<0>(group));
     added.waiting_bytes = std::get<1>(group);
     for (const auto& [table, counter, worth] : std::get<2>(group)) {
       added.counts.push_back({table, counter, worth});
     }
   }
-  options.optimizer = ValueOrThrow(ParseOptimizer(optimizer));
-  options.hbm_budget_bytes = hbm_budget_bytes;
-  options.hbm_devices = hbm_devices;
-  options.hbm_kind = ValueOrThrow(ParseHbmKind(hbm_kind));
-  options.hbm_policy = std::move(hbm_policy);
-  options.sums = ValueOrThrow(ParseSumKind(sums));
-  options.index = ValueOrThrow(ParseIndexKind(index));
-  return options;
+  return made;
 }
 
 Pooling ParsePooling(const std::string& name) {
@@ -216,7 +203,7 @@ BagGradients MakeBags(const Store& store, PyBags* from) {
   return bags;
 }
 
-uint64_t ApplyGradients(Store* store, std::vector<PyAnyBags> batch, float learning_rate,
+uint64_t ApplyGradients(TrainingStore* store, std::vector<PyAnyBags> batch, float learning_rate,
                         float epsilon, float initial_accumulator, double beta1, double beta2,
                         float max_gradient_norm, uint32_t threads, const PyPlaces& places) {
   if (!places.empty() && places.size() != batch.size()) {
@@ -258,11 +245,11 @@ py::ssize_t ElementsOf(const Store& store, uint32_t table) {
   return KeepsElements(options.optimizer) ? options.tables[table].learned().dim() : 0;
 }
 
-PyStates BucketState(const Store& store, uint32_t table, uint32_t bucket) {
+PyStates BucketState(const TrainingStore& store, uint32_t table, uint32_t bucket) {
   std::vector<std::byte> records;
   std::vector<RowState> found;
   const ReadView view = ValueOrThrow(store.PinNewest());
-  ThrowIfError(store.ExportBucket(view, table, bucket, &records, &found));
+  ThrowIfError(store.ExportBucketWithStates(view, table, bucket, &records, &found));
   const auto rows = static_cast<py::ssize_t>(found.size());
   const uint32_t chunks = store.options().tables[table].learned().chunks;
   const py::ssize_t elements = ElementsOf(store, table);
@@ -283,7 +270,7 @@ PyStates BucketState(const Store& store, uint32_t table, uint32_t bucket) {
 // Rows whose states are set after one batch of reads.
 constexpr size_t kBroughtAtOnce = 4096;
 
-void SetBucketState(Store* store, uint32_t table, uint32_t bucket, const PyStates& states) {
+void SetBucketState(TrainingStore* store, uint32_t table, uint32_t bucket, const PyStates& states) {
   const auto& [accumulators, ages, utilities, steps, kept] = states;
   const std::vector<uint64_t> keys = BucketKeys(*store, table, bucket);
   const auto rows = static_cast<py::ssize_t>(keys.size());
@@ -406,51 +393,107 @@ void BindStore(py::module_& m) {
   py::class_<RowPlaces, std::shared_ptr<RowPlaces>>(m, "RowPlaces")
       .def("__len__", [](const RowPlaces& places) { return places.keys; });
   py::class_<Store>(m, "Store")
-      .def(
-          py::init([](std::vector<TableConfig> tables, const std::string& profile, uint32_t devices,
-                      uint64_t ddr, uint64_t ssd, std::string directory, const std::string& engine,
-                      uint32_t window, std::string policy,
-                      std::map<std::string, TableBudget> budgets, uint32_t accesses,
-                      const std::string& utility, double decay, std::vector<PyPruneGroup> groups,
-                      const std::string& optimizer, uint64_t hbm, uint32_t hbm_devices,
-                      const std::string& hbm_kind, std::string hbm_policy, const std::string& sums,
-                      const std::string& index) {
-            return ValueOrThrow(Store::Open(MakeOptions(
-                std::move(tables), profile, devices, ddr, ssd, std::move(directory), engine, window,
-                std::move(policy), std::move(budgets), accesses, utility, decay, std::move(groups),
-                optimizer, hbm, hbm_devices, hbm_kind, std::move(hbm_policy), sums, index)));
-          }),
-          py::kw_only(), py::arg("tables"), py::arg("profile") = "serve", py::arg("devices") = 1,
-          py::arg("ddr_budget_bytes") = 1ULL << 30, py::arg("ssd_budget_bytes") = 0,
-          py::arg("ssd_directory") = "", py::arg("ssd_engine") = "auto",
-          py::arg("window_versions") = 8, py::arg("ddr_policy") = kDefaultDdrPolicy,
-          py::arg("table_budgets") = std::map<std::string, TableBudget>(),
-          py::arg("new_row_accesses") = 1, py::arg("utility") = "squares",
-          py::arg("utility_decay") = StoreOptions().utility_decay,
-          py::arg("prune_groups") = std::vector<PyPruneGroup>(),
-          py::arg("optimizer") = OptimizerName(StoreOptions().optimizer),
-          py::arg("hbm_budget_bytes") = 0, py::arg("hbm_devices") = 1, py::arg("hbm_kind") = "gpu",
-          py::arg("hbm_policy") = kDefaultHbmPolicy, py::arg("sums") = "fp64",
-          py::arg("index") = "plain")
       .def("lookup", &Lookup, py::arg("table"), py::arg("keys"), py::kw_only(),
            py::arg("pooling") = "none", py::arg("offsets") = Array<uint32_t>(0),
            py::arg("version") = py::none())
       .def("lookup_bags", &LookupBags, py::arg("bags"), py::kw_only(), py::arg("threads") = 1,
            py::arg("places") = false)
+      .def("export_bucket",
+           [](const Store& store, uint32_t table, uint32_t bucket) {
+             std::vector<std::byte> records;
+             {
+               const py::gil_scoped_release released;
+               const ReadView view = ValueOrThrow(store.PinNewest());
+               ThrowIfError(store.ExportBucket(view, table, bucket, &records));
+             }
+             return BytesOut(records);
+           })
+      .def("copy_rows", &CopyRows, py::arg("table"), py::arg("keys"))
+      .def("maintain", py::overload_cast<>(&Store::Maintain),
+           py::call_guard<py::gil_scoped_release>())
+      .def("check_integrity", [](const Store& store) { ThrowIfError(store.CheckIntegrity()); })
+      .def("stats", &StatsDict);
+  py::class_<ServingStore, Store>(m, "ServingStore")
+      .def(
+          py::init([](std::vector<TableConfig> tables, uint32_t devices, uint64_t ddr, uint64_t ssd,
+                      std::string directory, const std::string& engine, uint32_t window,
+                      std::string policy, std::map<std::string, TableBudget> budgets, uint64_t hbm,
+                      uint32_t hbm_devices, const std::string& hbm_kind, std::string hbm_policy,
+                      const std::string& sums, const std::string& index) {
+            StoreOptions options =
+                MakeOptions(std::move(tables), devices, ddr, ssd, std::move(directory), engine,
+                            std::move(policy), std::move(budgets), index);
+            options.window_versions = window;
+            options.hbm_budget_bytes = hbm;
+            options.hbm_devices = hbm_devices;
+            options.hbm_kind = ValueOrThrow(ParseHbmKind(hbm_kind));
+            options.hbm_policy = std::move(hbm_policy);
+            options.sums = ValueOrThrow(ParseSumKind(sums));
+            return ValueOrThrow(ServingStore::Open(std::move(options)));
+          }),
+          py::kw_only(), py::arg("tables"), py::arg("devices") = 1,
+          py::arg("ddr_budget_bytes") = 1ULL << 30, py::arg("ssd_budget_bytes") = 0,
+          py::arg("ssd_directory") = "", py::arg("ssd_engine") = "auto",
+          py::arg("window_versions") = 8, py::arg("ddr_policy") = kDefaultDdrPolicy,
+          py::arg("table_budgets") = std::map<std::string, TableBudget>(),
+          py::arg("hbm_budget_bytes") = 0, py::arg("hbm_devices") = 1, py::arg("hbm_kind") = "gpu",
+          py::arg("hbm_policy") = kDefaultHbmPolicy, py::arg("sums") = "fp64",
+          py::arg("index") = "plain")
       .def("stage_records",
-           [](Store* store, uint64_t version, uint32_t table, uint32_t bucket,
+           [](ServingStore* store, uint64_t version, uint32_t table, uint32_t bucket,
               const py::bytes& records) {
              ThrowIfError(store->StageRecords(version, table, bucket, BytesIn(records)));
            })
-      .def("commit", [](Store* store, uint64_t version) { ThrowIfError(store->Commit(version)); })
+      .def("commit",
+           [](ServingStore* store, uint64_t version) { ThrowIfError(store->Commit(version)); })
+      .def(
+          "set_ddr_shares",
+          [](ServingStore& store,
+             const std::vector<std::tuple<uint32_t, uint32_t, uint64_t>>& shares) {
+            std::vector<DdrShare> given;
+            given.reserve(shares.size());
+            for (const auto& [table, device, bytes] : shares) {
+              given.push_back({table, device, bytes});
+            }
+            const py::gil_scoped_release released;
+            ThrowIfError(store.SetDdrShares(given));
+          },
+          py::arg("shares"));
+  py::class_<TrainingStore, Store>(m, "TrainingStore")
+      .def(
+          py::init([](std::vector<TableConfig> tables, uint32_t devices, uint64_t ddr, uint64_t ssd,
+                      std::string directory, const std::string& engine, std::string policy,
+                      std::map<std::string, TableBudget> budgets, uint32_t accesses,
+                      const std::string& utility, double decay, std::vector<PyPruneGroup> groups,
+                      const std::string& optimizer, const std::string& index) {
+            StoreOptions options =
+                MakeOptions(std::move(tables), devices, ddr, ssd, std::move(directory), engine,
+                            std::move(policy), std::move(budgets), index);
+            options.new_row_accesses = accesses;
+            options.utility = ValueOrThrow(ParseUtilityKind(utility));
+            options.utility_decay = decay;
+            options.prune_groups = MakeGroups(std::move(groups));
+            options.optimizer = ValueOrThrow(ParseOptimizer(optimizer));
+            return ValueOrThrow(TrainingStore::Open(std::move(options)));
+          }),
+          py::kw_only(), py::arg("tables"), py::arg("devices") = 1,
+          py::arg("ddr_budget_bytes") = 1ULL << 30, py::arg("ssd_budget_bytes") = 0,
+          py::arg("ssd_directory") = "", py::arg("ssd_engine") = "auto",
+          py::arg("ddr_policy") = kDefaultDdrPolicy,
+          py::arg("table_budgets") = std::map<std::string, TableBudget>(),
+          py::arg("new_row_accesses") = 1, py::arg("utility") = "squares",
+          py::arg("utility_decay") = StoreOptions().utility_decay,
+          py::arg("prune_groups") = std::vector<PyPruneGroup>(),
+          py::arg("optimizer") = OptimizerName(StoreOptions().optimizer),
+          py::arg("index") = "plain")
       .def("ensure_rows",
-           [](Store* store, uint32_t table, const Array<int64_t>& keys) {
+           [](TrainingStore* store, uint32_t table, const Array<int64_t>& keys) {
              const py::gil_scoped_release released;
              return ValueOrThrow(store->EnsureRows(table, SpanOf(keys)));
            })
       .def(
           "bring_rows",
-          [](Store* store, const std::vector<std::pair<uint32_t, Array<int64_t>>>& keys,
+          [](TrainingStore* store, const std::vector<std::pair<uint32_t, Array<int64_t>>>& keys,
              uint32_t threads) {
             std::vector<TableKeys> of;
             of.reserve(keys.size());
@@ -467,7 +510,8 @@ void BindStore(py::module_& m) {
            py::arg("places") = PyPlaces())
       .def(
           "add_counts",
-          [](Store* store, uint32_t table, const Array<int64_t>& keys, const Array<float>& logs) {
+          [](TrainingStore* store, uint32_t table, const Array<int64_t>& keys,
+             const Array<float>& logs) {
             const auto& tables = store->options().tables;
             const py::ssize_t counters =
                 table >= tables.size() ? 0
@@ -484,12 +528,12 @@ void BindStore(py::module_& m) {
           },
           py::arg("table"), py::arg("keys"), py::arg("logs"))
       .def("set_live",
-           [](Store* store, uint32_t table, int64_t key, uint16_t live) {
+           [](TrainingStore* store, uint32_t table, int64_t key, uint16_t live) {
              ThrowIfError(store->SetLive(table, static_cast<uint64_t>(key), live));
            })
       .def(
           "prune",
-          [](Store* store, uint32_t group, uint64_t bytes, uint32_t max_age,
+          [](TrainingStore* store, uint32_t group, uint64_t bytes, uint32_t max_age,
              const std::optional<std::vector<std::string>>& samples) {
             const py::gil_scoped_release released;
             return ValueOrThrow(store->Prune(
@@ -498,10 +542,10 @@ void BindStore(py::module_& m) {
           },
           py::arg("group"), py::arg("bytes"), py::kw_only(), py::arg("max_age") = 0,
           py::arg("samples") = py::none())
-      .def("prune_rows",
-           [](const Store& store, uint32_t group) { return ValueOrThrow(store.PruneRows(group)); })
+      .def("prune_rows", [](const TrainingStore& store,
+                            uint32_t group) { return ValueOrThrow(store.PruneRows(group)); })
       .def("prune_sample",
-           [](Store* store, uint32_t group, uint64_t rows) {
+           [](TrainingStore* store, uint32_t group, uint64_t rows) {
              std::string sample;
              {
                const py::gil_scoped_release released;
@@ -510,37 +554,36 @@ void BindStore(py::module_& m) {
              return py::bytes(sample);
            })
       .def("record_sensitivity",
-           [](Store* store, uint32_t table, double at_stake, double squares) {
+           [](TrainingStore* store, uint32_t table, double at_stake, double squares) {
              ThrowIfError(store->RecordSensitivity(table, at_stake, squares));
            })
-      .def("prune_room",
-           [](const Store& store, uint32_t group) { return ValueOrThrow(store.PruneRoom(group)); })
+      .def("prune_room", [](const TrainingStore& store,
+                            uint32_t group) { return ValueOrThrow(store.PruneRoom(group)); })
       .def("set_prune_room",
-           [](Store* store, uint32_t group, uint64_t bytes) {
+           [](TrainingStore* store, uint32_t group, uint64_t bytes) {
              ThrowIfError(store->SetPruneRoom(group, bytes));
            })
-      .def("seen_bytes",
-           [](const Store& store, uint32_t group) { return ValueOrThrow(store.SeenBytes(group)); })
+      .def("seen_bytes", [](const TrainingStore& store,
+                            uint32_t group) { return ValueOrThrow(store.SeenBytes(group)); })
       .def("prune_state",
-           [](const Store& store, uint32_t group) {
+           [](const TrainingStore& store, uint32_t group) {
              return py::bytes(ValueOrThrow(store.PruneState(group)));
            })
       .def("set_prune_state",
-           [](Store* store, uint32_t group, const std::string& state) {
+           [](TrainingStore* store, uint32_t group, const std::string& state) {
              ThrowIfError(store->SetPruneState(group, state));
            })
       .def(
           "load_prune_states",
-          [](Store* store, uint32_t group, const std::vector<std::string>& states, bool seen) {
-            ThrowIfError(store->LoadPruneStates(group, states, seen));
-          },
+          [](TrainingStore* store, uint32_t group, const std::vector<std::string>& states,
+             bool seen) { ThrowIfError(store->LoadPruneStates(group, states, seen)); },
           py::arg("group"), py::arg("states"), py::kw_only(), py::arg("seen"))
       .def("prune_state_of_format_5",
-           [](const Store& store, uint32_t group, const std::string& state) {
+           [](const TrainingStore& store, uint32_t group, const std::string& state) {
              return py::bytes(ValueOrThrow(store.PruneStateOfFormat5(group, state)));
            })
       .def("take_changes",
-           [](Store* store, uint32_t table, uint32_t bucket) {
+           [](TrainingStore* store, uint32_t table, uint32_t bucket) {
              std::vector<std::byte> records;
              {
                const py::gil_scoped_release released;  // rows may come from a drive
@@ -548,45 +591,18 @@ void BindStore(py::module_& m) {
              }
              return BytesOut(records);
            })
-      .def("export_bucket",
-           [](const Store& store, uint32_t table, uint32_t bucket) {
-             std::vector<std::byte> records;
-             {
-               const py::gil_scoped_release released;
-               const ReadView view = ValueOrThrow(store.PinNewest());
-               ThrowIfError(store.ExportBucket(view, table, bucket, &records));
-             }
-             return BytesOut(records);
-           })
       .def("import_records",
-           [](Store* store, uint32_t table, uint32_t bucket, const py::bytes& records) {
+           [](TrainingStore* store, uint32_t table, uint32_t bucket, const py::bytes& records) {
              const std::span<const std::byte> bytes = BytesIn(records);
              const py::gil_scoped_release released;  // who called holds the bytes
              ThrowIfError(store->ImportRecords(table, bucket, bytes));
            })
       .def("mark_changed",
-           [](Store* store, uint32_t table, uint32_t bucket, const Array<uint64_t>& keys) {
+           [](TrainingStore* store, uint32_t table, uint32_t bucket, const Array<uint64_t>& keys) {
              ThrowIfError(store->MarkChanged(table, bucket, SpanOf(keys)));
            })
-      .def("copy_rows", &CopyRows, py::arg("table"), py::arg("keys"))
       .def("bucket_state", &BucketState)
-      .def("set_bucket_state", &SetBucketState)
-      .def(
-          "set_ddr_shares",
-          [](Store& store, const std::vector<std::tuple<uint32_t, uint32_t, uint64_t>>& shares) {
-            std::vector<DdrShare> given;
-            given.reserve(shares.size());
-            for (const auto& [table, device, bytes] : shares) {
-              given.push_back({table, device, bytes});
-            }
-            const py::gil_scoped_release released;
-            ThrowIfError(store.SetDdrShares(given));
-          },
-          py::arg("shares"))
-      .def("maintain", py::overload_cast<>(&Store::Maintain),
-           py::call_guard<py::gil_scoped_release>())
-      .def("check_integrity", [](const Store& store) { ThrowIfError(store.CheckIntegrity()); })
-      .def("stats", &StatsDict);
+      .def("set_bucket_state", &SetBucketState);
 }
 
 }  // namespace embertide

@@ -28,7 +28,6 @@ class BeyondDdrTest : public ::testing::Test {
   BeyondDdrTest()
       : directory_(std::filesystem::temp_directory_path() /
                    ("embertide-beyond-" + std::to_string(::getpid()))) {
-    options_.profile = Profile::kTrain;
     options_.ddr_budget_bytes = 5ULL << 20;
     options_.ssd_budget_bytes = 64ULL << 20;
     options_.ssd_directory = directory_;
@@ -51,7 +50,7 @@ class BeyondDdrTest : public ::testing::Test {
     std::filesystem::remove_all(directory_);
   }
   void Open() {
-    store_ = std::move(*Store::Open(options_));
+    store_ = std::move(*TrainingStore::Open(options_));
     for (uint32_t t = 0; t < kTables; ++t) ASSERT_TRUE(store_->EnsureRows(t, keys_).ok());
     steps_.assign(kTables, std::vector<uint32_t>(kKeys));
     faults_.TakeReads();
@@ -101,7 +100,7 @@ class BeyondDdrTest : public ::testing::Test {
   const std::filesystem::path directory_;
   StoreOptions options_;
   Faults faults_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<TrainingStore> store_;
   std::vector<int64_t> keys_;
   std::vector<std::vector<uint32_t>> steps_;  // by table and key
   std::mt19937 random_{5};

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "embertide/hash.h"
-#include "embertide/store.h"
+#include "embertide/serving_store.h"
 #include "store/test_rows.h"
 
 namespace embertide {
@@ -72,7 +72,7 @@ class ChurnConcurrencyTest : public ::testing::TestWithParam<IndexKind> {
     options.ssd_directory = directory_;
     options.window_versions = 3;
     if (Lean()) MakeLean(&options);
-    store_ = std::move(*Store::Open(options));
+    store_ = std::move(*ServingStore::Open(options));
     for (uint32_t b = 0; b < table_.buckets(); ++b) {
       EXPECT_TRUE(store_->AddBucket(0, b, b % kDevices, {}).ok());
     }
@@ -168,7 +168,7 @@ class ChurnConcurrencyTest : public ::testing::TestWithParam<IndexKind> {
 
   const TableConfig table_ = MakeTable();
   std::filesystem::path directory_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<ServingStore> store_;
   std::atomic<bool> stop_{false};
   std::atomic<uint64_t> wrong_{0};
   std::atomic<uint64_t> answers_{0};

@@ -29,15 +29,14 @@ float* CountersOf(const RowPool& pool, const Table& table, Location place) {
 
 }  // namespace
 
-Result<uint64_t> Store::AddCounts(uint32_t t, std::span<const int64_t> keys, const float* logs,
-                                  size_t stride) {
+Result<uint64_t> TrainingStore::AddCounts(uint32_t t, std::span<const int64_t> keys,
+                                          const float* logs, size_t stride) {
   EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckValues(t));
   const Table& table = impl_->store.tables[t];
   const uint32_t counters = table.config.layout.dim() - table.config.learned().dim();
   const std::vector<std::byte> empty(counters * sizeof(float));
-  if (!impl_->store.training() || counters == 0) {
-    return Status(Code::kInvalidArgument,
-                  "table " + table.config.name + " has no counters, or the store does not train");
+  if (counters == 0) {
+    return Status(Code::kInvalidArgument, "table " + table.config.name + " has no counters");
   }
   for (size_t k = 0; k < keys.size(); ++k) {
     for (uint32_t c = 0; c < counters; ++c) {

@@ -20,7 +20,6 @@ constexpr uint32_t kCounters = 4;
 
 StoreOptions Options(uint16_t counter_chunks, Optimizer optimizer) {
   StoreOptions options;
-  options.profile = Profile::kTrain;
   options.ddr_budget_bytes = 64ULL << 20;
   options.optimizer = optimizer;
   TableConfig table;
@@ -37,7 +36,7 @@ StoreOptions Options(uint16_t counter_chunks, Optimizer optimizer) {
 
 class CountingTest : public ::testing::TestWithParam<Optimizer> {
  protected:
-  std::vector<float> Read(const Store& store, int64_t key) const {
+  std::vector<float> Read(const TrainingStore& store, int64_t key) const {
     std::vector<float> out(store.options().tables[0].layout.dim());
     EXPECT_TRUE(store.PinNewest()
                     ->Lookup({0,
@@ -50,12 +49,13 @@ class CountingTest : public ::testing::TestWithParam<Optimizer> {
                     .ok());
     return out;
   }
-  void Step(Store* store, const std::vector<int64_t>& keys, const std::vector<float>& gradients) {
+  void Step(TrainingStore* store, const std::vector<int64_t>& keys,
+            const std::vector<float>& gradients) {
     const auto done = ApplyRows(store, 0, keys, gradients, {0.1F, 1e-8F, 0.0F});
     ASSERT_TRUE(done.ok()) << done.status().ToString();
   }
-  static std::unique_ptr<Store> Open(uint16_t counter_chunks, Optimizer optimizer) {
-    return std::move(*Store::Open(Options(counter_chunks, optimizer)));
+  static std::unique_ptr<TrainingStore> Open(uint16_t counter_chunks, Optimizer optimizer) {
+    return std::move(*TrainingStore::Open(Options(counter_chunks, optimizer)));
   }
 };
 
@@ -169,7 +169,7 @@ TEST_F(CountingTest, PruningLeavesCountersWhileTheirRowStays) {
 TEST_F(CountingTest, CountsHaveAWorthOfTheirOwn) {
   StoreOptions options = Options(1, Optimizer::kRowwiseAdagrad);
   options.prune_groups[0].counts = {{0, 1, 4.0F}};
-  const auto store = std::move(*Store::Open(options));
+  const auto store = std::move(*TrainingStore::Open(options));
   std::vector<int64_t> keys(1000);
   std::iota(keys.begin(), keys.end(), 0);
   std::vector<float> gradients(keys.size() * kLearned, 0.01F);
@@ -218,11 +218,11 @@ TEST_F(CountingTest, CountsHaveAWorthOfTheirOwn) {
   EXPECT_EQ(store->PinNewest()->Explain(0, 2002).live, 0b100);
   // Another worth is of the next pass on, not what a checkpoint says.
   options.prune_groups[0].counts = {{0, 1, 0.0F}};
-  const auto other = std::move(*Store::Open(options));
+  const auto other = std::move(*TrainingStore::Open(options));
   ASSERT_TRUE(other->SetPruneState(0, state).ok());
   EXPECT_NE(*other->PruneState(0), state);
   options.prune_groups[0].counts = {{0, kCounters, 1.0F}};
-  EXPECT_NE(Store::Open(options).status().message().find("counter 4"), std::string::npos);
+  EXPECT_NE(TrainingStore::Open(options).status().message().find("counter 4"), std::string::npos);
 }
 
 TEST_F(CountingTest, WhatCannotBeCountedIsRefused) {
@@ -239,7 +239,8 @@ TEST_F(CountingTest, WhatCannotBeCountedIsRefused) {
     StoreOptions options = Options(1, Optimizer::kSgd);
     options.tables[0].counter_chunks = static_cast<uint16_t>(chunks);
     options.tables[0].layout.dtype = dtype;
-    EXPECT_NE(Store::Open(options).status().message().find("counter_chunks"), std::string::npos);
+    EXPECT_NE(TrainingStore::Open(options).status().message().find("counter_chunks"),
+              std::string::npos);
   }
 }
 

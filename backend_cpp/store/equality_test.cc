@@ -11,6 +11,7 @@
 #include <numeric>
 #include <thread>
 
+#include "embertide/serving_store.h"
 #include "store/lookup_scratch.h"
 #include "store/test_rows.h"
 
@@ -54,14 +55,14 @@ class EqualityTest : public ::testing::TestWithParam<Place> {
   }
   ~EqualityTest() override { std::filesystem::remove_all(directory_); }
 
-  std::unique_ptr<Store> Open(Place place) const {
+  std::unique_ptr<ServingStore> Open(Place place) const {
     StoreOptions options;
     options.tables = tables_;
     options.devices = place.devices;
     options.ddr_budget_bytes = place.on_ssd ? place.devices * (5ULL << 18) : 64ULL << 20;
     options.ssd_budget_bytes = place.on_ssd ? 64ULL << 20 : 0;
     options.ssd_directory = directory_;
-    auto store = std::move(*Store::Open(options));
+    auto store = std::move(*ServingStore::Open(options));
     for (uint32_t t = 0; t < tables_.size(); ++t) {
       for (uint32_t b = 0; b < tables_[t].buckets(); ++b) {
         const Status staged = store->StageRecords(1, t, b, BucketRecords(tables_, rows_, t, b));
@@ -72,7 +73,8 @@ class EqualityTest : public ::testing::TestWithParam<Place> {
     return store;
   }
   // The samples in this order, cut into requests of an execution.
-  std::vector<float> Answer(const Store& store, const std::vector<size_t>& order, size_t requests) {
+  std::vector<float> Answer(const ServingStore& store, const std::vector<size_t>& order,
+                            size_t requests) {
     std::vector<std::vector<int64_t>> keys(requests);
     std::vector<std::vector<uint32_t>> offsets(requests, {0});
     std::vector<std::vector<float>> weights(requests);
@@ -121,7 +123,7 @@ class EqualityTest : public ::testing::TestWithParam<Place> {
     return answer;
   }
   // A lookup for each feature and copy of the samples, all asked for at once.
-  std::vector<std::vector<float>> AnswerShared(const Store& store, uint32_t threads,
+  std::vector<std::vector<float>> AnswerShared(const ServingStore& store, uint32_t threads,
                                                size_t copies) {
     const size_t bags = features_.size();
     std::vector<std::vector<int64_t>> keys(bags);

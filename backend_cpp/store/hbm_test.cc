@@ -12,7 +12,8 @@
 #include <thread>
 
 #include "embertide/hash.h"
-#include "embertide/store.h"
+#include "embertide/serving_store.h"
+#include "embertide/training_store.h"
 #include "hbm/cache.h"
 
 namespace embertide {
@@ -64,8 +65,8 @@ class HbmTest : public ::testing::TestWithParam<Case> {
     options.hbm_kind = GetParam().kind;
     return options;
   }
-  static std::unique_ptr<Store> Open(const StoreOptions& options) {
-    auto store = Store::Open(options);
+  static std::unique_ptr<ServingStore> Open(const StoreOptions& options) {
+    auto store = ServingStore::Open(options);
     EXPECT_TRUE(store.ok()) << store.status().ToString();
     return std::move(*store);
   }
@@ -95,13 +96,13 @@ class HbmTest : public ::testing::TestWithParam<Case> {
     return record;
   }
 
-  void Stage(std::span<Store* const> stores, uint64_t version, uint32_t rows) {
+  void Stage(std::span<ServingStore* const> stores, uint64_t version, uint32_t rows) {
     for (uint32_t i = 0; i < rows; ++i) {
       const uint32_t t = Random(static_cast<uint32_t>(tables_.size()));
       const uint64_t key = version == 1 ? Random(keys_) : static_cast<uint64_t>(Key()) % keys_;
       const std::vector<std::byte> record = Record(tables_[t], key);
       const uint32_t bucket = BucketOfHash(HashKey(key), tables_[t].bucket_bits);
-      for (Store* store : stores) {
+      for (ServingStore* store : stores) {
         const Status staged = store->StageRecords(version, t, bucket, record);
         ASSERT_TRUE(staged.ok()) << staged.ToString();
       }
@@ -218,7 +219,7 @@ class HbmTest : public ::testing::TestWithParam<Case> {
 TEST_P(HbmTest, AnswersEqualThoseOfTheStoreWithoutIt) {
   const auto with = Open(Options(16ULL << 20));
   const auto without = Open(Options(0));
-  const std::array<Store*, 2> stores = {with.get(), without.get()};
+  const std::array<ServingStore*, 2> stores = {with.get(), without.get()};
   std::vector<std::pair<ReadView, ReadView>> pins;
   for (uint64_t version = 1; version <= 25; ++version) {
     // Staged rows are seen by nobody, also if their keys enter now; and they may be staged again.
@@ -230,7 +231,7 @@ TEST_P(HbmTest, AnswersEqualThoseOfTheStoreWithoutIt) {
       if (HasFatalFailure()) return;
       with->Maintain();
     }
-    for (Store* store : stores) ASSERT_TRUE(store->Commit(version).ok());
+    for (ServingStore* store : stores) ASSERT_TRUE(store->Commit(version).ok());
     pins.emplace_back(std::move(*with->PinNewest()), std::move(*without->PinNewest()));
     if (pins.size() > 5) pins.erase(pins.begin());  // longer than the window
     for (int round = 0; round < 3; ++round) {
@@ -267,9 +268,9 @@ TEST_P(HbmTest, AFullCacheLetsRowsLeaveAndStaysRight) {
   constexpr uint64_t kBudget = 3ULL << 19;
   const auto with = Open(Options(kBudget));
   const auto without = Open(Options(0));
-  const std::array<Store*, 2> stores = {with.get(), without.get()};
+  const std::array<ServingStore*, 2> stores = {with.get(), without.get()};
   Stage(stores, 1, 4 * keys_);
-  for (Store* store : stores) ASSERT_TRUE(store->Commit(1).ok());
+  for (ServingStore* store : stores) ASSERT_TRUE(store->Commit(1).ok());
   const ReadView pin = std::move(*with->PinNewest());
   const ReadView other = std::move(*without->PinNewest());
   for (int round = 0; round < 300; ++round) {
@@ -359,7 +360,7 @@ TEST_P(HbmTest, APolicyATableSaysWhichRowsEnter) {
   StoreOptions options = Options(16ULL << 20);
   options.hbm_policy = "clock:3,t1=none,t2=clock";
   const auto store = Open(options);
-  const std::array<Store*, 1> stores = {store.get()};
+  const std::array<ServingStore*, 1> stores = {store.get()};
   Stage(stores, 1, 4 * keys_);
   ASSERT_TRUE(store->Commit(1).ok());
   std::vector<int64_t> keys(200);
@@ -386,7 +387,7 @@ TEST_P(HbmTest, APolicyATableSaysWhichRowsEnter) {
 
 TEST_P(HbmTest, ASampleThatFitsNoBatchIsAnsweredWithoutIt) {
   const auto store = Open(Options(16ULL << 20));
-  const std::array<Store*, 1> stores = {store.get()};
+  const std::array<ServingStore*, 1> stores = {store.get()};
   Stage(stores, 1, 2000);
   ASSERT_TRUE(store->Commit(1).ok());
   const std::vector<int64_t> keys(40000, 5);
@@ -404,7 +405,7 @@ TEST_P(HbmTest, ASampleThatFitsNoBatchIsAnsweredWithoutIt) {
 // Their rows are multiplied below it.
 TEST_P(HbmTest, WeighedBagsAreAnsweredWithoutIt) {
   const auto store = Open(Options(16ULL << 20));
-  const std::array<Store*, 1> stores = {store.get()};
+  const std::array<ServingStore*, 1> stores = {store.get()};
   Stage(stores, 1, 4 * keys_);
   ASSERT_TRUE(store->Commit(1).ok());
   const std::array<int64_t, 2> keys = {1, 2};
@@ -493,20 +494,18 @@ TEST(HbmOptionsTest, WhatCannotBeIsRefusedAndSaysWhy) {
   options.tables = Tables();
   options.hbm_kind = HbmKind::kTwin;
   options.hbm_budget_bytes = 1ULL << 20;
-  const auto small = Store::Open(options);
+  const auto small = ServingStore::Open(options);
   ASSERT_FALSE(small.ok());
   EXPECT_EQ(small.status().code(), Code::kInvalidArgument);
   EXPECT_NE(small.status().message().find("at least"), std::string::npos);
   options.hbm_budget_bytes = 16ULL << 20;
   options.hbm_devices = 0;
-  EXPECT_EQ(Store::Open(options).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(ServingStore::Open(options).status().code(), Code::kInvalidArgument);
   options.hbm_devices = 1;
-  options.profile = Profile::kTrain;
-  EXPECT_EQ(Store::Open(options).status().code(), Code::kInvalidArgument);
-  options.profile = Profile::kServe;
+  EXPECT_EQ(TrainingStore::Open(options).status().code(), Code::kInvalidArgument);
   options.hbm_kind = HbmKind::kGpu;
   options.hbm_devices = GpuCount() + 1;
-  EXPECT_EQ(Store::Open(options).status().code(), Code::kNotFound);
+  EXPECT_EQ(ServingStore::Open(options).status().code(), Code::kNotFound);
 }
 
 TEST(HbmOptionsTest, APolicyThatCannotBeIsRefusedAndSaysWhy) {
@@ -522,7 +521,7 @@ TEST(HbmOptionsTest, APolicyThatCannotBeIsRefusedAndSaysWhy) {
                                           {"t1=none", "give POLICY[,TABLE=POLICY...]"},
                                           {"", "give POLICY[,TABLE=POLICY...]"}}) {
     options.hbm_policy = policy;
-    const auto store = Store::Open(options);
+    const auto store = ServingStore::Open(options);
     ASSERT_FALSE(store.ok()) << policy;
     EXPECT_NE(store.status().message().find(why), std::string::npos) << store.status().message();
   }

@@ -57,9 +57,6 @@ Result<std::vector<uint32_t>> AccessesByTable(const StoreOptions& options) {
 }  // namespace
 
 Result<std::unique_ptr<HbmTier>> HbmTier::Open(const StoreOptions& options) {
-  if (options.profile != Profile::kServe) {
-    return Status(Code::kInvalidArgument, "an HBM tier serves lookups; a trainer has none");
-  }
   if (options.hbm_devices == 0 || options.hbm_devices > 64) {
     return Status(Code::kInvalidArgument,
                   "hbm_devices = " + std::to_string(options.hbm_devices) + "; give 1 to 64");

@@ -31,7 +31,6 @@ Status Versions::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const s
   EMBERTIDE_RETURN_IF_ERROR(store_.CheckBucket(t, b));
   const Table& table = store_.tables[t];
   const std::string name = "bucket " + std::to_string(b) + " of table " + table.config.name;
-  if (store_.training()) return {Code::kInvalidArgument, name + ": a trainer holds all buckets"};
   if (d >= store_.options.devices) {
     return {Code::kInvalidArgument, name + ": device " + std::to_string(d) +
                                         " does not exist; there are " +

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "embertide/hash.h"
-#include "embertide/store.h"
+#include "embertide/serving_store.h"
 
 namespace embertide {
 namespace {
@@ -37,7 +37,7 @@ class HoldingTest : public ::testing::Test {
     store_.reset();
     std::filesystem::remove_all(directory_);
   }
-  std::unique_ptr<Store> Open(bool hold_all) const {
+  std::unique_ptr<ServingStore> Open(bool hold_all) const {
     StoreOptions options;
     options.tables = {table_};
     options.devices = 2;
@@ -46,7 +46,7 @@ class HoldingTest : public ::testing::Test {
     options.ssd_budget_bytes = 32ULL << 20;
     options.ssd_directory = directory_ / (hold_all ? "all" : "some");
     options.window_versions = 3;
-    auto store = Store::Open(options);
+    auto store = ServingStore::Open(options);
     EXPECT_TRUE(store.ok()) << store.status().ToString();
     return std::move(*store);
   }
@@ -69,7 +69,8 @@ class HoldingTest : public ::testing::Test {
     return records;
   }
   // Stages changes of the buckets held into `store` and all into `rows`, and commits.
-  void Publish(Store* store, uint64_t version, int changes, std::mt19937* random, Rows* rows) {
+  void Publish(ServingStore* store, uint64_t version, int changes, std::mt19937* random,
+               Rows* rows) {
     std::map<uint64_t, float> changed;
     for (int i = 0; i < changes; ++i) {
       changed[(*random)() % kKeys] = static_cast<float>(version % 5);
@@ -94,7 +95,7 @@ class HoldingTest : public ::testing::Test {
 
   std::filesystem::path directory_;
   TableConfig table_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<ServingStore> store_;
 };
 
 TEST_F(HoldingTest, RandomMovesUnderPinsEqualAMap) {
@@ -174,7 +175,7 @@ TEST_F(HoldingTest, ABucketWithoutRoomChangesNothing) {
   StoreOptions options = store_->options();
   options.ssd_budget_bytes = 0;
   options.ddr_budget_bytes = 2ULL << 20;
-  auto small = std::move(*Store::Open(options));
+  auto small = std::move(*ServingStore::Open(options));
   Rows rows;
   for (uint64_t key = 0; key < 400'000; ++key) rows[key] = 1.0F;
   ASSERT_TRUE(small->AddBucket(0, 1, 0, {}).ok());
@@ -195,7 +196,7 @@ TEST_F(HoldingTest, ABucketLeavesTheRoomThatIsAskedFor) {
   StoreOptions options = store_->options();
   options.ssd_budget_bytes = 0;
   options.ddr_budget_bytes = 4ULL << 20;  // half of it on each device
-  auto small = std::move(*Store::Open(options));
+  auto small = std::move(*ServingStore::Open(options));
   Rows rows;
   for (uint64_t key = 0; key < 40'000; ++key) rows[key] = 1.0F;
   ASSERT_TRUE(small->AddBucket(0, 1, 0, {}).ok());
@@ -224,14 +225,15 @@ TEST_F(HoldingTest, RowsAndSumsOfAPeerAddUpToOneStoresAnswer) {
   auto one = Open(/*hold_all=*/true);
   StoreOptions options = store_->options();
   options.ssd_directory = directory_ / "peer";
-  auto peer = std::move(*Store::Open(options));
+  auto peer = std::move(*ServingStore::Open(options));
   for (uint32_t b = 0; b < kBuckets; ++b) {
-    Store* owner = b % 2 == 0 ? store_.get() : peer.get();
+    ServingStore* owner = b % 2 == 0 ? store_.get() : peer.get();
     ASSERT_TRUE(owner->AddBucket(0, b, 0, {}).ok());
     ASSERT_TRUE(owner->StageRecords(1, 0, b, RecordsOf(rows, b)).ok());
     ASSERT_TRUE(one->StageRecords(1, 0, b, RecordsOf(rows, b)).ok());
   }
-  for (Store* store : {store_.get(), peer.get(), one.get()}) ASSERT_TRUE(store->Commit(1).ok());
+  for (ServingStore* store : {store_.get(), peer.get(), one.get()})
+    ASSERT_TRUE(store->Commit(1).ok());
 
   std::vector<int64_t> keys;
   std::vector<uint32_t> offsets = {0};
@@ -396,7 +398,7 @@ TEST_F(HoldingTest, ConcurrencyOfSizesAndABucketThatIsAdded) {
   options.tables = {table_};
   options.hold_all = false;
   options.ddr_budget_bytes = 256ULL << 20;
-  auto store = Store::Open(options);
+  auto store = ServingStore::Open(options);
   ASSERT_TRUE(store.ok());
   ASSERT_TRUE(store.value()->Commit(1).ok());
   std::vector<std::byte> records;
@@ -467,7 +469,7 @@ TEST_F(HoldingTest, ADroppedBucketIsFreedInParts) {
   options.tables[0].bucket_bits = 0;
   options.ddr_budget_bytes = 8ULL << 20;
   options.hold_all = false;
-  store_ = std::move(*Store::Open(options));
+  store_ = std::move(*ServingStore::Open(options));
   const uint64_t empty = store_->UsageOf(0, 0).budget_used_bytes;
   std::vector<std::byte> records;
   for (uint64_t key = 0; key < 10'000; ++key) Append(key, 1.0F, &records);

@@ -46,20 +46,17 @@ RowLocation ReadView::Explain(uint32_t table_number, uint64_t key) const {
   return answer;
 }
 
-Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
-                           std::vector<std::byte>* records, std::vector<RowState>* states) const {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckBucket(t, b));
-  if (states != nullptr && !impl_->store.training()) {
-    return {Code::kInvalidArgument, "states are kept by a store of the training profile alone"};
-  }
-  const Table& table = impl_->store.tables[t];
+Status Store::Impl::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
+                                 std::vector<std::byte>* records, std::vector<RowState>* states) {
+  EMBERTIDE_RETURN_IF_ERROR(store.CheckBucket(t, b));
+  const Table& table = store.tables[t];
   const auto find = [&] { return table.buckets[b].At(view.version()); };
   Status not_held{Code::kNotOwner, "bucket " + std::to_string(b) + " of table " +
                                        table.config.name + " is not held here at version " +
                                        std::to_string(view.version())};
   RowPool* pool = nullptr;
   {
-    const Reading reading(&impl_->store.readers, view.reader_);
+    const Reading reading(&store.readers, view.reader_);
     const Bucket* bucket = find();
     if (bucket == nullptr) return not_held;
     pool = bucket->pool;
@@ -68,7 +65,7 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
   // is taken first: a writer that needs room waits for reads to end.
   std::vector<std::pair<uint64_t, Location>> rows;
   WriterLock writer(pool->writer);
-  const Reading reading(&impl_->store.readers, view.reader_);
+  const Reading reading(&store.readers, view.reader_);
   const Bucket* bucket = find();
   if (bucket == nullptr || bucket->pool != pool) return not_held;
   const BucketIndex& index = bucket->index;
@@ -81,7 +78,7 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
   std::sort(rows.begin(), rows.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
   const RowLayout& layout = table.config.layout;
-  const uint32_t aux_bytes = states == nullptr ? 0 : impl_->store.AuxBytes(table);
+  const uint32_t aux_bytes = states == nullptr ? 0 : store.AuxBytes(table);
   const uint32_t most = layout.PayloadBytes(layout.full_mask()) + aux_bytes;
   std::vector<std::byte> ssd_rows(size_t{kRowsAtATime} * most);
   std::vector<LogRead> reads;
@@ -104,10 +101,21 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
       AppendRecord({key, place.live(), RecordKind::kRow, {row, bytes}}, records);
       if (states == nullptr) continue;
       states->push_back(
-          impl_->rows.StateIn(table, on_ssd ? row + bytes : pool->arena.Aux(place.slot())));
+          this->rows.StateIn(table, on_ssd ? row + bytes : pool->arena.Aux(place.slot())));
     }
   }
   return Status::Ok();
+}
+
+Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
+                           std::vector<std::byte>* records) const {
+  return impl_->ExportBucket(view, t, b, records, nullptr);
+}
+
+Status TrainingStore::ExportBucketWithStates(const ReadView& view, uint32_t t, uint32_t b,
+                                             std::vector<std::byte>* records,
+                                             std::vector<RowState>* states) const {
+  return impl_->ExportBucket(view, t, b, records, states);
 }
 
 namespace {

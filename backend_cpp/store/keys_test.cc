@@ -9,6 +9,7 @@
 #include <numeric>
 #include <random>
 
+#include "embertide/serving_store.h"
 #include "store/test_rows.h"
 
 namespace embertide {
@@ -84,9 +85,9 @@ TEST(KeysTest, EveryVersionOfTheWindowGivesItsKeysFromEveryTier) {
   options.ssd_budget_bytes = 64ULL << 20;
   options.ssd_directory = directory;
   options.window_versions = 3;
-  auto opened = Store::Open(options);
+  auto opened = ServingStore::Open(options);
   ASSERT_TRUE(opened.ok()) << opened.status().ToString();
-  Store& store = **opened;
+  ServingStore& store = **opened;
   const TableConfig& table = options.tables[kHistories];
   std::mt19937_64 random(7);
   std::vector<int64_t> users(54'000);
@@ -131,7 +132,7 @@ TEST(KeysTest, EveryVersionOfTheWindowGivesItsKeysFromEveryTier) {
 TEST(KeysTest, RowsThatCameFromElsewhereStandInTheirPlaces) {
   StoreOptions options;
   options.tables = Tables();
-  auto store = std::move(*Store::Open(options));
+  auto store = std::move(*ServingStore::Open(options));
   std::vector<std::byte> records;
   const TableConfig& table = options.tables[kHistories];
   AppendHistory(table.layout, 3, {30, 31}, &records);
@@ -173,10 +174,9 @@ TEST(KeysTest, RowsThatCameFromElsewhereStandInTheirPlaces) {
 // What a trainer does: rows imported again and again, taken as changes, and gone.
 TEST(KeysTest, ATrainingStorePublishesTheRowsThatWereImported) {
   StoreOptions options;
-  options.profile = Profile::kTrain;
   options.tables = Tables();
   options.optimizer = Optimizer::kAdagrad;
-  auto store = std::move(*Store::Open(options));
+  auto store = std::move(*TrainingStore::Open(options));
   const TableConfig& table = options.tables[kHistories];
   const uint64_t user = 42;
   const uint32_t bucket = BucketOfKey(table, user);
@@ -210,7 +210,7 @@ TEST(KeysTest, ATrainingStorePublishesTheRowsThatWereImported) {
 TEST(KeysTest, NoCallMakesNumbersOfKeys) {
   StoreOptions options;
   options.tables = Tables();
-  auto store = std::move(*Store::Open(options));
+  auto store = std::move(*ServingStore::Open(options));
   ASSERT_TRUE(store->Commit(1).ok());
   const std::vector<int64_t> keys = {1, 2};
   std::vector<float> out(2 * kItems);
@@ -234,18 +234,18 @@ TEST(KeysTest, NoCallMakesNumbersOfKeys) {
   const Status values = BagReader(view.value()).CopyKeys(0, bags, items.data(), nullptr, {});
   EXPECT_NE(values.message().find("table item has rows of values"), std::string::npos);
 
-  options.profile = Profile::kTrain;
-  auto training = std::move(*Store::Open(options));
+  auto training = std::move(*TrainingStore::Open(options));
   refused(training->EnsureRows(kHistories, keys).status());
   const BagGradients gradients{kHistories, keys, {}, out.data(), kItems};
   refused(training->ApplyGradients({&gradients, 1}, StepOptions{}).status());
   refused(training->AddCounts(kHistories, keys, out.data(), kItems).status());
   refused(training->SetLive(kHistories, 1, 1));
   options.prune_groups = {{{kHistories}}};
-  EXPECT_NE(Store::Open(options).status().message().find("has rows of keys"), std::string::npos);
+  EXPECT_NE(TrainingStore::Open(options).status().message().find("has rows of keys"),
+            std::string::npos);
   options.prune_groups.clear();
   options.tables[kHistories].default_row.assign(kItems, 0.0F);
-  EXPECT_NE(Store::Open(options).status().message().find("rows of keys have none"),
+  EXPECT_NE(TrainingStore::Open(options).status().message().find("rows of keys have none"),
             std::string::npos);
 }
 

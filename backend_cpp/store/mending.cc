@@ -83,7 +83,7 @@ Status MendOne(Store::Impl* impl, RowPool* pool, const Table& table, uint32_t b,
 
 }  // namespace
 
-std::vector<BadBlock> Store::FindBadBlocks() {
+std::vector<BadBlock> ServingStore::FindBadBlocks() {
   std::vector<BadBlock> found;
   for (const auto& pool : impl_->store.pools) {
     if (pool->ssd == nullptr || pool->ssd->bad_blocks().empty()) continue;
@@ -113,12 +113,10 @@ std::vector<BadBlock> Store::FindBadBlocks() {
   return found;
 }
 
-Status Store::Mend(const ReadView& view, uint32_t t, uint32_t b,
-                   std::span<const std::byte> records) {
+Status ServingStore::Mend(const ReadView& view, uint32_t t, uint32_t b,
+                          std::span<const std::byte> records) {
   EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckBucket(t, b));
   const Table& table = impl_->store.tables[t];
-  if (impl_->store.training())
-    return {Code::kInvalidArgument, "a trainer's rows have an aux besides"};
   EMBERTIDE_RETURN_IF_ERROR(ValidateRecords(table, b, records));
   RowPool* pool = impl_->store.PoolOf(table, table.buckets[b].device);
   if (pool->ssd == nullptr) return Status::Ok();

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "embertide/hash.h"
-#include "embertide/store.h"
+#include "embertide/serving_store.h"
 #include "ssd/bad_blocks.h"
 #include "ssd/faulty_file.h"
 
@@ -41,7 +41,7 @@ class MendingTest : public ::testing::TestWithParam<const char*> {
     options.wrap_ssd = [this](std::unique_ptr<BlockFile> file) {
       return std::make_unique<FaultyBlockFile>(std::move(file), &faults_);
     };
-    store_ = std::move(*Store::Open(options));
+    store_ = std::move(*ServingStore::Open(options));
   }
   ~MendingTest() override { std::filesystem::remove_all(directory_); }
 
@@ -117,7 +117,7 @@ class MendingTest : public ::testing::TestWithParam<const char*> {
 
   std::filesystem::path directory_;
   Faults faults_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<ServingStore> store_;
   std::map<uint64_t, Rows> versions_;
 };
 

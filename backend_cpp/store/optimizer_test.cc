@@ -81,7 +81,6 @@ class OptimizerTest : public ::testing::TestWithParam<Optimizer> {
   OptimizerTest()
       : directory_(std::filesystem::temp_directory_path() /
                    ("embertide-optimizer-" + std::to_string(::getpid()))) {
-    options_.profile = Profile::kTrain;
     options_.ddr_budget_bytes = 64ULL << 20;
     options_.optimizer = GetParam();
     TableConfig table;
@@ -89,7 +88,7 @@ class OptimizerTest : public ::testing::TestWithParam<Optimizer> {
     table.layout = {kChunks, kChunkDim, DType::kFp32};
     table.bucket_bits = 2;
     options_.tables = {table};
-    store_ = std::move(*Store::Open(options_));
+    store_ = std::move(*TrainingStore::Open(options_));
   }
   ~OptimizerTest() override {
     store_.reset();
@@ -132,7 +131,7 @@ class OptimizerTest : public ::testing::TestWithParam<Optimizer> {
 
   std::filesystem::path directory_;
   StoreOptions options_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<TrainingStore> store_;
 };
 
 TEST_P(OptimizerTest, EqualsAReferenceInDoubles) {
@@ -248,7 +247,7 @@ TEST_P(OptimizerTest, TheSameBytesWhateverTheDevicesTheTiersAndTheThreads) {
     options_.ddr_budget_bytes = of.ssd ? 2ULL << 20 : 64ULL << 20;
     options_.ssd_budget_bytes = of.ssd ? 64ULL << 20 : 0;
     options_.ssd_directory = directory_;
-    store_ = std::move(*Store::Open(options_));
+    store_ = std::move(*TrainingStore::Open(options_));
     std::mt19937 random(4);
     for (int turn = 0; turn < 3; ++turn) {
       std::vector<int64_t> keys(20000);
@@ -316,7 +315,7 @@ TEST_P(OptimizerTest, AStateThatIsSetGoesOnBitForBit) {
   for (uint32_t d = 0; d < kDim; ++d) gradients[d] = 0.1F * static_cast<float>(d) - 0.6F;
   for (int turn = 0; turn < 5; ++turn) Apply({3}, gradients, step);
   ASSERT_TRUE(store_->SetLive(0, 3, 0b110).ok());
-  auto other = std::move(*Store::Open(options_));
+  auto other = std::move(*TrainingStore::Open(options_));
   for (uint32_t b = 0; b < Table().buckets(); ++b) {
     std::vector<std::byte> records;
     ASSERT_TRUE(store_->ExportBucket(*store_->PinNewest(), 0, b, &records).ok());

@@ -26,7 +26,6 @@ constexpr StepOptions kStep{0.1F, 1e-8F, 0.0F};
 class PruneRanksTest : public ::testing::Test {
  protected:
   PruneRanksTest() {
-    options_.profile = Profile::kTrain;
     options_.ddr_budget_bytes = 64ULL << 20;
     options_.utility_decay = 0.999;
     for (uint32_t t = 0; t < 2; ++t) {
@@ -40,7 +39,9 @@ class PruneRanksTest : public ::testing::Test {
     }
     options_.prune_groups = {{{0, 1}, 256 << 10, {{1, 2, 0.5F}}}};
   }
-  std::unique_ptr<Store> OpenOne() const { return std::move(*Store::Open(options_)); }
+  std::unique_ptr<TrainingStore> OpenOne() const {
+    return std::move(*TrainingStore::Open(options_));
+  }
   void Open(uint32_t ranks) {
     whole_ = OpenOne();
     ranks_.clear();
@@ -57,7 +58,7 @@ class PruneRanksTest : public ::testing::Test {
         mine.push_back(keys[k]);
         gradients.insert(gradients.end(), kDim, gradient[k]);
       }
-      Store* store = r < ranks_.size() ? ranks_[r].get() : whole_.get();
+      TrainingStore* store = r < ranks_.size() ? ranks_[r].get() : whole_.get();
       const auto done = ApplyRows(store, t, mine, gradients, kStep);
       ASSERT_TRUE(done.ok()) << done.status().ToString();
     }
@@ -66,7 +67,8 @@ class PruneRanksTest : public ::testing::Test {
     for (const int64_t key : keys) {
       std::array<float, kCounters> logs;
       for (float& log : logs) log = 20.0F + static_cast<float>((*random)() % 100) * 0.1F;
-      for (Store* store : {whole_.get(), ranks_[OwnerOf(static_cast<uint64_t>(key))].get()}) {
+      for (TrainingStore* store :
+           {whole_.get(), ranks_[OwnerOf(static_cast<uint64_t>(key))].get()}) {
         ASSERT_TRUE(store->AddCounts(1, {&key, 1}, logs.data(), kCounters).ok());
       }
     }
@@ -104,12 +106,13 @@ class PruneRanksTest : public ::testing::Test {
     for (uint32_t t = 0; t < 2; ++t) {
       for (uint32_t b = 0; b < 8; ++b) {
         std::array<std::pair<std::vector<std::byte>, std::vector<RowState>>, 2> rows;
-        const std::array<const Store*, 2> stores = {whole_.get(), ranks_[b % ranks_.size()].get()};
+        const std::array<const TrainingStore*, 2> stores = {whole_.get(),
+                                                            ranks_[b % ranks_.size()].get()};
         for (size_t i = 0; i < 2; ++i) {
-          ASSERT_TRUE(
-              stores[i]
-                  ->ExportBucket(*stores[i]->PinNewest(), t, b, &rows[i].first, &rows[i].second)
-                  .ok());
+          ASSERT_TRUE(stores[i]
+                          ->ExportBucketWithStates(*stores[i]->PinNewest(), t, b, &rows[i].first,
+                                                   &rows[i].second)
+                          .ok());
         }
         ASSERT_TRUE(rows[0] == rows[1]) << "table " << t << ", bucket " << b;
       }
@@ -119,13 +122,13 @@ class PruneRanksTest : public ::testing::Test {
     ASSERT_TRUE(whole_->SetPruneRoom(0, bytes).ok());
     for (const auto& rank : ranks_) ASSERT_TRUE(rank->SetPruneRoom(0, bytes).ok());
   }
-  bool Has(const Store& store, int64_t key) const {
+  bool Has(const TrainingStore& store, int64_t key) const {
     return store.PinNewest()->Explain(0, static_cast<uint64_t>(key)).resident;
   }
 
   StoreOptions options_;
-  std::unique_ptr<Store> whole_;
-  std::vector<std::unique_ptr<Store>> ranks_;
+  std::unique_ptr<TrainingStore> whole_;
+  std::vector<std::unique_ptr<TrainingStore>> ranks_;
 };
 
 // Tables that share a price, with stakes and counts; whose keys go on earning between passes.

@@ -101,7 +101,6 @@ class PruneSsdTest : public ::testing::Test {
   PruneSsdTest()
       : directory_(std::filesystem::temp_directory_path() /
                    ("embertide-prune-ssd-" + std::to_string(::getpid()))) {
-    options_.profile = Profile::kTrain;
     options_.utility_decay = 0.999;
     options_.ssd_directory = directory_;
     for (uint32_t t = 0; t < 3; ++t) {
@@ -119,19 +118,19 @@ class PruneSsdTest : public ::testing::Test {
     options_.prune_groups = {{{0, 1, 2}, 64 << 10, {{2, 1, 0.5F}}}};
   }
   ~PruneSsdTest() override { std::filesystem::remove_all(directory_); }
-  std::unique_ptr<Store> Open(uint64_t ddr_bytes, uint64_t ssd_bytes) {
+  std::unique_ptr<TrainingStore> Open(uint64_t ddr_bytes, uint64_t ssd_bytes) {
     StoreOptions options = options_;
     options.ddr_budget_bytes = ddr_bytes;
     options.ssd_budget_bytes = ssd_bytes;
     options.wrap_ssd = [this](std::unique_ptr<BlockFile> /*file*/) {
       return std::make_unique<FaultyBlockFile>(NewMemoryBlockFile(), &faults_);
     };
-    auto store = Store::Open(options);
+    auto store = TrainingStore::Open(options);
     EXPECT_TRUE(store.ok()) << (store.ok() ? "" : store.status().ToString());
     return std::move(*store);
   }
   // Keys of which some come often, and gradients of which some count for more.
-  static void Learn(Store* store, int turn, uint32_t threads) {
+  static void Learn(TrainingStore* store, int turn, uint32_t threads) {
     std::mt19937_64 random(turn);
     std::vector<std::vector<int64_t>> keys(3, std::vector<int64_t>(4000));
     std::vector<std::vector<float>> gradients(3, std::vector<float>(4000 * kDim));
@@ -167,14 +166,15 @@ class PruneSsdTest : public ::testing::Test {
     EXPECT_EQ(got.chunks_regrown, want.chunks_regrown);
     EXPECT_EQ(got.rows_unchanged, want.rows_unchanged);
   }
-  void ExpectEqualRows(const Store& got, const Store& want) const {
+  void ExpectEqualRows(const TrainingStore& got, const TrainingStore& want) const {
     EXPECT_EQ(*got.PruneState(0), *want.PruneState(0));
     for (uint32_t t = 0; t < options_.tables.size(); ++t) {
       for (uint32_t b = 0; b < options_.tables[t].buckets(); ++b) {
         std::array<std::vector<std::byte>, 2> rows;
         std::array<std::vector<RowState>, 2> states;
-        ASSERT_TRUE(got.ExportBucket(*got.PinNewest(), t, b, &rows[0], &states[0]).ok());
-        ASSERT_TRUE(want.ExportBucket(*want.PinNewest(), t, b, &rows[1], &states[1]).ok());
+        ASSERT_TRUE(got.ExportBucketWithStates(*got.PinNewest(), t, b, &rows[0], &states[0]).ok());
+        ASSERT_TRUE(
+            want.ExportBucketWithStates(*want.PinNewest(), t, b, &rows[1], &states[1]).ok());
         ASSERT_TRUE(rows[0] == rows[1] && states[0] == states[1]) << "table " << t << ", " << b;
       }
     }
@@ -292,7 +292,7 @@ TEST_F(PruneSsdTest, ADdrBudgetWithoutRoomForNotesIsRefused) {
   options.ssd_budget_bytes = 4ULL << 30;
   options.prune_groups[0].waiting_bytes = 1 << 10;
   options.wrap_ssd = [](std::unique_ptr<BlockFile> /*file*/) { return NewMemoryBlockFile(); };
-  const auto refused = Store::Open(options);
+  const auto refused = TrainingStore::Open(options);
   ASSERT_FALSE(refused.ok());
   EXPECT_NE(refused.status().message().find("ddr_budget_bytes is too small"), std::string::npos);
 }

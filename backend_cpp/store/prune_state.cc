@@ -93,7 +93,7 @@ void Load(const std::vector<SavedState>& states, bool seen, GroupPrice* group)
 
 }  // namespace
 
-Result<std::string> Store::PruneState(uint32_t g) const {
+Result<std::string> TrainingStore::PruneState(uint32_t g) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
   GroupPrice& group = *impl_->store.groups[g];
   const MutexLock lock(group.mutex);
@@ -102,7 +102,7 @@ Result<std::string> Store::PruneState(uint32_t g) const {
       {{group.price, 0, group.room, group.step}, group.seen, group.counts, group.scales, waiting});
 }
 
-Result<std::string> Store::PruneStateOfFormat5(uint32_t g, std::string_view state) const {
+Result<std::string> TrainingStore::PruneStateOfFormat5(uint32_t g, std::string_view state) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
   const GroupPrice& group = *impl_->store.groups[g];
   const MutexLock lock(group.mutex);
@@ -127,7 +127,7 @@ Result<std::string> Store::PruneStateOfFormat5(uint32_t g, std::string_view stat
   return Written(saved);
 }
 
-Status Store::SetPruneState(uint32_t g, const std::string& state) {
+Status TrainingStore::SetPruneState(uint32_t g, const std::string& state) {
   EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
   GroupPrice& group = *impl_->store.groups[g];
   const MutexLock lock(group.mutex);
@@ -139,7 +139,7 @@ Status Store::SetPruneState(uint32_t g, const std::string& state) {
   return Status::Ok();
 }
 
-Status Store::LoadPruneStates(uint32_t g, std::span<const std::string> states, bool seen) {
+Status TrainingStore::LoadPruneStates(uint32_t g, std::span<const std::string> states, bool seen) {
   EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
   if (states.empty()) {
     return {Code::kInvalidArgument, "prune group " + std::to_string(g) +

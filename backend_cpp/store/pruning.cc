@@ -241,7 +241,7 @@ void PrunePass::PruneBucket(const Table& table, uint32_t b, uint32_t max_age,
 
 }  // namespace
 
-Result<uint64_t> Store::PruneRows(uint32_t g) const {
+Result<uint64_t> TrainingStore::PruneRows(uint32_t g) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
   uint64_t rows = 0;
   for (const uint32_t t : impl_->store.groups[g]->tables) {
@@ -253,15 +253,15 @@ Result<uint64_t> Store::PruneRows(uint32_t g) const {
   return rows;
 }
 
-Result<std::string> Store::PruneSample(uint32_t g, uint64_t rows) {
+Result<std::string> TrainingStore::PruneSample(uint32_t g, uint64_t rows) {
   EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
   const uint32_t rare =
       std::min(kMostRare, static_cast<uint32_t>(std::bit_width(rows / kSampleRows)));
   return PrunePass(impl_.get(), impl_->store.groups[g].get()).TakeSample(rare).Write();
 }
 
-Result<PruneOutcome> Store::Prune(uint32_t g, uint64_t bytes, uint32_t max_age,
-                                  std::span<const std::string> samples) {
+Result<PruneOutcome> TrainingStore::Prune(uint32_t g, uint64_t bytes, uint32_t max_age,
+                                          std::span<const std::string> samples) {
   EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
   GroupPrice* group = impl_->store.groups[g].get();
   uint64_t least = 0;
@@ -308,7 +308,7 @@ Result<PruneOutcome> Store::Prune(uint32_t g, uint64_t bytes, uint32_t max_age,
   return outcome;
 }
 
-Status Store::RecordSensitivity(uint32_t t, double at_stake, double squares) {
+Status TrainingStore::RecordSensitivity(uint32_t t, double at_stake, double squares) {
   EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckTable(t));
   const Table& table = impl_->store.tables[t];
   const bool sums = at_stake >= 0.0 && squares >= 0.0 && std::isfinite(at_stake + squares);
@@ -324,20 +324,20 @@ Status Store::RecordSensitivity(uint32_t t, double at_stake, double squares) {
   return Status::Ok();
 }
 
-Result<uint64_t> Store::PruneRoom(uint32_t g) const {
+Result<uint64_t> TrainingStore::PruneRoom(uint32_t g) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
   const MutexLock lock(impl_->store.groups[g]->mutex);
   return impl_->store.groups[g]->room;
 }
 
-Status Store::SetPruneRoom(uint32_t g, uint64_t bytes) {
+Status TrainingStore::SetPruneRoom(uint32_t g, uint64_t bytes) {
   EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
   const MutexLock lock(impl_->store.groups[g]->mutex);
   impl_->store.groups[g]->room = bytes;
   return Status::Ok();
 }
 
-Result<uint64_t> Store::SeenBytes(uint32_t g) const {
+Result<uint64_t> TrainingStore::SeenBytes(uint32_t g) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
   GroupPrice& group = *impl_->store.groups[g];
   const MutexLock lock(group.mutex);

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "embertide/serving_store.h"
 #include "store/distinct_keys.h"
 #include "store/prune_price.h"
 #include "store/test_rows.h"
@@ -156,7 +157,6 @@ class PruningTest : public ::testing::Test {
   static constexpr uint32_t kChunks = 4;
   static constexpr uint32_t kDim = 16;
   PruningTest() {
-    options_.profile = Profile::kTrain;
     options_.ddr_budget_bytes = 64ULL << 20;
     options_.utility_decay = 0.999;
     for (uint32_t t = 0; t < 2; ++t) {
@@ -169,8 +169,8 @@ class PruningTest : public ::testing::Test {
     }
     options_.prune_groups = {{{0, 1}, 16 << 10}};
   }
-  void Open() { store_ = std::move(*Store::Open(options_)); }
-  std::string Refusal() const { return Store::Open(options_).status().message(); }
+  void Open() { store_ = std::move(*TrainingStore::Open(options_)); }
+  std::string Refusal() const { return TrainingStore::Open(options_).status().message(); }
   // One step with the same gradient in all dimensions of each key, times `scale` by chunk.
   void Step(uint32_t t, const std::vector<int64_t>& keys, float gradient,
             std::array<float, kChunks> scale = {1, 1, 1, 1}) {
@@ -209,7 +209,7 @@ class PruningTest : public ::testing::Test {
   static constexpr uint64_t kRow = 4 * kDim + 8 + 4 * kChunks + 24;
 
   StoreOptions options_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<TrainingStore> store_;
 };
 
 TEST_F(PruningTest, WhatCannotBePrunedIsRefused) {
@@ -222,9 +222,8 @@ TEST_F(PruningTest, WhatCannotBePrunedIsRefused) {
   options_.prune_groups = {{{0, 1}, uint64_t{1} << 40}};
   EXPECT_NE(Refusal().find("waiting_bytes"), std::string::npos);
   options_.prune_groups = {{{0, 1}}};
-  options_.profile = Profile::kServe;
-  EXPECT_NE(Refusal().find("in a trainer"), std::string::npos);
-  options_.profile = Profile::kTrain;
+  EXPECT_NE(ServingStore::Open(options_).status().message().find("in a trainer"),
+            std::string::npos);
   Open();
   EXPECT_EQ(store_->Prune(1, 1 << 20).status().code(), Code::kInvalidArgument);
   EXPECT_EQ(store_->Prune(0, kRow - 1).status().code(), Code::kInvalidArgument);
@@ -435,7 +434,7 @@ TEST_F(PruningTest, ASampleFindsThePriceWithinOnePercent) {
 
 // Rows, state and prune state are all that a run depends on, wherever it goes on from.
 TEST_F(PruningTest, ARunGoesOnFromItsState) {
-  const auto run = [&](Store* store, int first, int end, std::vector<std::byte>* rows) {
+  const auto run = [&](TrainingStore* store, int first, int end, std::vector<std::byte>* rows) {
     for (int turn = first; turn < end; ++turn) {
       std::mt19937_64 random(turn);
       std::vector<int64_t> keys;
@@ -465,7 +464,7 @@ TEST_F(PruningTest, ARunGoesOnFromItsState) {
   Open();
   std::vector<std::byte> half;
   run(store_.get(), 0, 35, &half);
-  const std::unique_ptr<Store> other = std::move(*Store::Open(options_));
+  const std::unique_ptr<TrainingStore> other = std::move(*TrainingStore::Open(options_));
   for (uint32_t t = 0; t < 2; ++t) {
     for (uint32_t b = 0; b < options_.tables[t].buckets(); ++b) {
       std::vector<std::byte> records;

@@ -301,8 +301,9 @@ TEST_F(ResidencyTest, ConcurrencyOfReadersAndAPolicy) {
 // A trainer's rows too: their optimizer state goes with them, and what is pruned is forgotten.
 TEST_F(ResidencyTest, ATrainerUnderAPolicyLearnsAsWithoutBudgets) {
   const RowLayout layout{2, 8, DType::kFp32};
+  std::unique_ptr<TrainingStore> store;
   const auto train = [&](const StoreOptions& options) {
-    Open(options);
+    store = std::move(*TrainingStore::Open(options));
     std::mt19937 random(5);
     for (int step = 0; step < 60; ++step) {
       std::vector<int64_t> keys;
@@ -312,27 +313,26 @@ TEST_F(ResidencyTest, ATrainerUnderAPolicyLearnsAsWithoutBudgets) {
       const std::vector<float> gradients(keys.size() * 16, 0.01F * static_cast<float>(step));
       std::vector<float> out(keys.size() * 16);
       EXPECT_TRUE(
-          store_->PinNewest()->Lookup({0, keys, Pooling::kNone, {}, out.data(), 16, nullptr}).ok());
-      EXPECT_TRUE(store_->EnsureRows(0, keys).ok());
-      EXPECT_TRUE(ApplyRows(store_.get(), 0, keys, gradients, {}).ok());
-      EXPECT_TRUE(store_->SetLive(0, static_cast<uint64_t>(keys[0]), step % 3).ok());
-      if (step % 4 == 0) store_->Maintain();
+          store->PinNewest()->Lookup({0, keys, Pooling::kNone, {}, out.data(), 16, nullptr}).ok());
+      EXPECT_TRUE(store->EnsureRows(0, keys).ok());
+      EXPECT_TRUE(ApplyRows(store.get(), 0, keys, gradients, {}).ok());
+      EXPECT_TRUE(store->SetLive(0, static_cast<uint64_t>(keys[0]), step % 3).ok());
+      if (step % 4 == 0) store->Maintain();
     }
-    Whole();
+    EXPECT_TRUE(store->CheckIntegrity().ok());
     std::vector<std::byte> rows;
     for (uint32_t b = 0; b < 2; ++b) {
-      EXPECT_TRUE(store_->ExportBucket(*store_->PinNewest(), 0, b, &rows).ok());
+      EXPECT_TRUE(store->ExportBucket(*store->PinNewest(), 0, b, &rows).ok());
     }
     return rows;
   };
   StoreOptions options = Options({MakeTable("user", 1, layout, 1)}, 64 * kMiB, 0);
-  options.profile = Profile::kTrain;
   const auto want = train(options);
   options.ddr_budget_bytes = 3 * kMiB / 2;
   options.ssd_budget_bytes = 32 * kMiB;
   options.ddr_policy = "s3-fifo";
   EXPECT_EQ(train(options), want);
-  EXPECT_GT(store_->Stats().promotions, 0U);
+  EXPECT_GT(store->Stats().promotions, 0U);
 }
 
 TEST_F(ResidencyTest, PoliciesThatCannotChooseAreRefused) {

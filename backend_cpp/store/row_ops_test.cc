@@ -11,6 +11,7 @@
 #include <random>
 #include <vector>
 
+#include "embertide/serving_store.h"
 #include "store/test_rows.h"
 
 namespace embertide {
@@ -321,7 +322,7 @@ TEST(SumKindTest, AStoreAddsAsItsOptionsSay) {
     StoreOptions options = SummedInFp32();
     options.sums = kind;
     const TableConfig& table = options.tables[0];
-    auto store = Store::Open(options);
+    auto store = ServingStore::Open(options);
     EXPECT_TRUE(store.ok()) << store.status().ToString();
     // 2^24 + 1 + 1: in fp32 the ones are lost one by one.
     TestRows rows;
@@ -353,12 +354,12 @@ TEST(SumKindTest, Fp32IsRefusedWhereOthersAddInFp64) {
   const auto refusal = [](const auto& change) {
     StoreOptions options = SummedInFp32();
     change(&options);
-    const auto store = Store::Open(options);
+    const auto store = ServingStore::Open(options);
     return store.ok() ? std::string() : store.status().ToString();
   };
   EXPECT_NE(refusal([](auto* o) { o->hold_all = false; }).find("nodes that share a model"),
             std::string::npos);
-  EXPECT_NE(refusal([](auto* o) { o->profile = Profile::kTrain; }).find("a trainer adds in fp64"),
+  EXPECT_NE(TrainingStore::Open(SummedInFp32()).status().message().find("a trainer adds in fp64"),
             std::string::npos);
   EXPECT_NE(refusal([](auto* o) { o->hbm_budget_bytes = 1 << 30; }).find("GPUs add in fp64"),
             std::string::npos);
@@ -374,7 +375,7 @@ class VectorLevelDeathTest : public testing::Test {
   [[noreturn]] static void Tell() {
     StoreOptions options;
     options.tables = TestTables();
-    const auto store = Store::Open(options);
+    const auto store = ServingStore::Open(options);
     std::fprintf(stderr, "%s\n", store.ok() ? VectorLevel() : store.status().ToString().c_str());
     std::exit(0);
   }

@@ -21,7 +21,6 @@ constexpr StepOptions kAdagrad{0.1F, 1e-6F, 0.0F};
 
 StoreOptions Options() {
   StoreOptions options;
-  options.profile = Profile::kTrain;
   options.ddr_budget_bytes = 64ULL << 20;
   for (uint32_t t = 0; t < kTables; ++t) {
     TableConfig table;
@@ -46,10 +45,12 @@ struct Piece {
 class RowPlacesTest : public ::testing::Test {
  protected:
   RowPlacesTest() : told_(Open()), twin_(Open()) {}
-  static std::unique_ptr<Store> Open() { return std::move(*Store::Open(Options())); }
+  static std::unique_ptr<TrainingStore> Open() {
+    return std::move(*TrainingStore::Open(Options()));
+  }
 
   // Rows of table 1.
-  static Status Make(Store* store, std::span<const int64_t> keys) {
+  static Status Make(TrainingStore* store, std::span<const int64_t> keys) {
     const auto made = store->EnsureRows(1, keys);
     return made.ok() ? Status::Ok() : made.status();
   }
@@ -71,7 +72,7 @@ class RowPlacesTest : public ::testing::Test {
     return pieces;
   }
   // Notes where the rows are.
-  static void LookUp(const Store& store, std::span<Piece> pieces, uint32_t threads = 1) {
+  static void LookUp(const TrainingStore& store, std::span<Piece> pieces, uint32_t threads = 1) {
     std::vector<LookupRequest> requests;
     std::vector<std::vector<float>> out;
     for (Piece& piece : pieces) {
@@ -87,7 +88,7 @@ class RowPlacesTest : public ::testing::Test {
     }
     ASSERT_TRUE(store.PinNewest()->Lookup(requests, threads).ok());
   }
-  static Result<uint64_t> Step(Store* store, std::vector<Piece>* pieces, bool told,
+  static Result<uint64_t> Step(TrainingStore* store, std::vector<Piece>* pieces, bool told,
                                uint32_t threads = 1) {
     std::vector<BagGradients> bags;
     for (Piece& piece : *pieces) {
@@ -103,12 +104,14 @@ class RowPlacesTest : public ::testing::Test {
     ASSERT_EQ(one.value(), other.value());
   }
   // Rows, and what training keeps of them.
-  static std::pair<std::vector<std::byte>, std::vector<RowState>> Everything(const Store& store) {
+  static std::pair<std::vector<std::byte>, std::vector<RowState>> Everything(
+      const TrainingStore& store) {
     std::pair<std::vector<std::byte>, std::vector<RowState>> all;
     for (uint32_t t = 0; t < kTables; ++t) {
       for (uint32_t b = 0; b < Options().tables[t].buckets(); ++b) {
         std::vector<RowState> states;
-        EXPECT_TRUE(store.ExportBucket(*store.PinNewest(), t, b, &all.first, &states).ok());
+        EXPECT_TRUE(
+            store.ExportBucketWithStates(*store.PinNewest(), t, b, &all.first, &states).ok());
         all.second.insert(all.second.end(), states.begin(), states.end());
       }
     }
@@ -119,8 +122,8 @@ class RowPlacesTest : public ::testing::Test {
     const Status whole = told_->CheckIntegrity();
     EXPECT_TRUE(whole.ok()) << whole.ToString();
   }
-  void Both(const std::function<Status(Store*)>& change) {
-    for (Store* store : {told_.get(), twin_.get()}) {
+  void Both(const std::function<Status(TrainingStore*)>& change) {
+    for (TrainingStore* store : {told_.get(), twin_.get()}) {
       const Status status = change(store);
       ASSERT_TRUE(status.ok()) << status.ToString();
     }
@@ -128,8 +131,8 @@ class RowPlacesTest : public ::testing::Test {
 
   std::mt19937 random_{17};
   std::normal_distribution<float> normal_;
-  std::unique_ptr<Store> told_;
-  std::unique_ptr<Store> twin_;
+  std::unique_ptr<TrainingStore> told_;
+  std::unique_ptr<TrainingStore> twin_;
 };
 
 // Most keys have rows, some get theirs in the step, some rows are pruned between steps.
@@ -140,7 +143,7 @@ TEST_F(RowPlacesTest, TheSameBytesWithThemAsWithout) {
     LookUp(*told_, pieces, threads);
     StepBoth(&pieces, threads);
     const auto key = static_cast<uint64_t>(pieces[0].keys[0]);
-    Both([&](Store* store) { return store->SetLive(1, key, 1 + step % kWhole); });
+    Both([&](TrainingStore* store) { return store->SetLive(1, key, 1 + step % kWhole); });
   }
   ExpectTheSame();
   EXPECT_GT(told_->Stats().placed_keys, 300'000U);
@@ -157,7 +160,7 @@ TEST_F(RowPlacesTest, RowsThatMovedSinceAreFoundWhereTheyAre) {
     auto pieces = Draw(3000, 1500);
     LookUp(*told_, pieces);
     const uint64_t before = told_->Stats().stale_places;
-    Both([&](Store* store) {
+    Both([&](TrainingStore* store) {
       for (uint64_t key = 0; key < 200; ++key) {
         const auto live = static_cast<uint16_t>((key + static_cast<uint64_t>(step)) % (kWhole + 1));
         const Status status = store->SetLive(1, key, live);
@@ -185,7 +188,7 @@ TEST_F(RowPlacesTest, AKeyThatGetsARowBetweenTwoLookupsTakesOneStep) {
   auto pieces = Draw(500, 1000);
   for (const size_t p : {0U, 2U}) pieces[p].keys[0] = pieces[p].keys[7] = 5'000'000;
   LookUp(*told_, std::span(pieces).first(1));
-  Both([](Store* store) {
+  Both([](TrainingStore* store) {
     const int64_t key = 5'000'000;
     return Make(store, {&key, 1});
   });
@@ -234,7 +237,7 @@ TEST(RowPlacesConcurrencyTest, EveryGradientArrivesOnceWhileRowsMove) {
   StoreOptions options = Options();
   options.optimizer = Optimizer::kSgd;
   for (TableConfig& table : options.tables) table.init_scale = 0.0F;
-  const auto store = std::move(*Store::Open(options));
+  const auto store = std::move(*TrainingStore::Open(options));
   std::vector<int64_t> all(kKeys);
   for (int64_t key = 0; key < kKeys; ++key) all[static_cast<size_t>(key)] = key;
   ASSERT_TRUE(store->EnsureRows(0, all).ok());

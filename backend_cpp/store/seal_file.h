@@ -72,7 +72,7 @@ class SealWriter {
 class SealReader {
  public:
   // Of the seal that DIR/seal.json names. `expected`: its tables and logs are what the seal's must
-  // be. Errors are those of Store::Open.
+  // be. Errors are those of ServingStore::Open.
   static Result<std::unique_ptr<SealReader>> Open(const std::string& directory,
                                                   const SealInfo& expected);
   ~SealReader();

@@ -137,7 +137,7 @@ Status Seals::WriteRows(const SealOptions& seal, uint64_t dropped) {
 }
 
 Status Seals::Write(const SealOptions& options) {
-  if (store_.training() || store_.options.ssd_budget_bytes == 0) {
+  if (store_.options.ssd_budget_bytes == 0) {
     return {Code::kInvalidArgument, "seals are of the SSD tier of a store that serves"};
   }
   const std::lock_guard one(mutex_);

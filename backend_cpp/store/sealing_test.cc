@@ -12,6 +12,7 @@
 #include <new>
 #include <thread>
 
+#include "embertide/serving_store.h"
 #include "ssd/faulty_file.h"
 #include "store/test_rows.h"
 
@@ -65,7 +66,7 @@ class SealingTest : public ::testing::Test {
     store_.reset();
     StoreOptions options = options_;
     options.open_seal = seal;
-    auto opened = Store::Open(options);
+    auto opened = ServingStore::Open(options);
     if (!opened.ok()) return opened.status();
     store_ = std::move(*opened);
     return Status::Ok();
@@ -150,7 +151,7 @@ class SealingTest : public ::testing::Test {
   const std::filesystem::path directory_;
   StoreOptions options_;
   SealOptions seal_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<ServingStore> store_;
   TestRows rows_;
   uint64_t rows_version_ = 0;
 };

@@ -6,7 +6,7 @@
 // row that a later version changes is put right by applying that version again.
 //
 // Threads: any; one seal is written at a time. Takes the writers of pools itself. Errors are those
-// of Store::Seal and Store::Open.
+// of ServingStore::Seal and ServingStore::Open.
 #pragma once
 
 #include <atomic>

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <memory>
 
+#include "embertide/serving_store.h"
 #include "store/test_rows.h"
 
 namespace embertide {
@@ -31,7 +32,7 @@ class ServingModelTest : public ::testing::TestWithParam<std::tuple<uint32_t, In
     options_.ssd_directory = directory_;
     options_.window_versions = kWindow;
     if (Lean()) MakeLean(&options_);
-    auto store = Store::Open(options_);
+    auto store = ServingStore::Open(options_);
     EXPECT_TRUE(store.ok()) << store.status().ToString();
     store_ = std::move(*store);
   }
@@ -258,7 +259,7 @@ class ServingModelTest : public ::testing::TestWithParam<std::tuple<uint32_t, In
   std::filesystem::path directory_;
   std::mt19937 random_;
   StoreOptions options_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<ServingStore> store_;
   TestRows next_;  // what the version to come will be
   std::map<uint64_t, std::shared_ptr<const TestRows>> versions_;
   std::map<std::pair<uint32_t, uint32_t>, uint64_t> since_;  // buckets held, from which version on

@@ -62,10 +62,7 @@ uint64_t Store::RowRoom(uint32_t d) const {
   return others < limit ? limit - others : 0;
 }
 
-Status Store::SetDdrShares(std::span<const DdrShare> shares) {
-  if (impl_->store.training()) {
-    return {Code::kInvalidArgument, "DDR shares are of stores that serve; a trainer has none"};
-  }
+Status ServingStore::SetDdrShares(std::span<const DdrShare> shares) {
   EMBERTIDE_RETURN_IF_ERROR(CheckShares(impl_->store, shares));
   std::map<RowPool*, std::map<uint32_t, uint64_t>> by_pool;
   for (const DdrShare& each : shares) {

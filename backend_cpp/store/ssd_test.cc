@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "embertide/hash.h"
-#include "embertide/store.h"
+#include "embertide/serving_store.h"
 #include "ssd/faulty_file.h"
 #include "store/test_rows.h"
 
@@ -53,7 +53,7 @@ class SsdStoreTest : public ::testing::Test {
   }
   ~SsdStoreTest() override { std::filesystem::remove_all(directory_); }
 
-  void Open() { store_ = std::move(*Store::Open(options_)); }
+  void Open() { store_ = std::move(*ServingStore::Open(options_)); }
   Status Stage(uint64_t version, uint32_t t, uint64_t key) {
     const TableConfig& table = options_.tables[t];
     std::vector<float> values(kDim);
@@ -138,7 +138,7 @@ class SsdStoreTest : public ::testing::Test {
   std::filesystem::path directory_;
   StoreOptions options_;
   Faults faults_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<ServingStore> store_;
   std::map<std::pair<uint32_t, uint64_t>, uint64_t> rows_;  // -> version
 };
 
@@ -299,11 +299,10 @@ TEST_F(SsdStoreTest, AFullSsdIsCompactedForRoomUnderPins) {
 class SsdTrainerTest : public SsdStoreTest {
  protected:
   void OpenTrainer() {
-    options_.profile = Profile::kTrain;
     options_.tables.resize(1);
-    Open();
+    trainer_ = std::move(*TrainingStore::Open(options_));
     std::iota(keys_.begin(), keys_.end(), 0);
-    ASSERT_TRUE(store_->EnsureRows(0, keys_).ok());
+    ASSERT_TRUE(trainer_->EnsureRows(0, keys_).ok());
   }
   // Of one key in `one_in`, by chance.
   void Step(uint32_t one_in) {
@@ -312,7 +311,7 @@ class SsdTrainerTest : public SsdStoreTest {
       if (random_() % one_in == 0) some.push_back(key);
     }
     const std::vector<float> gradients(some.size() * kDim, 1.0F);
-    const auto updated = ApplyRows(store_.get(), 0, some, gradients, {});
+    const auto updated = ApplyRows(trainer_.get(), 0, some, gradients, {});
     ASSERT_TRUE(updated.ok()) << updated.status().ToString();
     ASSERT_EQ(updated.value(), some.size());
     for (const int64_t key : some) ++steps_[static_cast<size_t>(key)];
@@ -320,17 +319,18 @@ class SsdTrainerTest : public SsdStoreTest {
   // The accumulator grows by the mean of the squared gradients, which is one.
   void ExpectAllSteps() const {
     for (const int64_t key : keys_) {
-      const auto state = store_->StateOf(0, static_cast<uint64_t>(key));
+      const auto state = trainer_->StateOf(0, static_cast<uint64_t>(key));
       ASSERT_TRUE(state.ok()) << state.status().ToString();
       ASSERT_EQ(state.value().accumulator, static_cast<float>(steps_[static_cast<size_t>(key)]))
           << key;
     }
   }
   void ExpectIntegrity(int turn) const {
-    const Status integrity = store_->CheckIntegrity();
+    const Status integrity = trainer_->CheckIntegrity();
     ASSERT_TRUE(integrity.ok()) << turn << ": " << integrity.ToString();
   }
 
+  std::unique_ptr<TrainingStore> trainer_;
   std::vector<int64_t> keys_ = std::vector<int64_t>(kKeys);
   std::vector<uint32_t> steps_ = std::vector<uint32_t>(kKeys);
   std::mt19937 random_{9};
@@ -346,7 +346,7 @@ TEST_F(SsdTrainerTest, TrainingOverAFullSsdLosesNoStep) {
     ASSERT_NO_FATAL_FAILURE(Step(16)) << step;
     ASSERT_NO_FATAL_FAILURE(ExpectIntegrity(step));
   }
-  EXPECT_GT(store_->Stats().ssd.compactions_forced, 0U);
+  EXPECT_GT(trainer_->Stats().ssd.compactions_forced, 0U);
   ExpectAllSteps();
 }
 
@@ -562,7 +562,7 @@ TEST_F(SsdTrainerTest, TrainingBesideAnEvictionLosesNoStep) {
       ++beside;
       Step(64);
     });
-    store_->Maintain();
+    trainer_->Maintain();
     faults_.Clear();
     ASSERT_NO_FATAL_FAILURE(ExpectIntegrity(turn));
   }

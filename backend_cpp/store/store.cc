@@ -2,17 +2,17 @@
 #include <algorithm>
 
 #include "store/hbm_fill.h"
+#include "store/option_checks.h"
 #include "store/store_impl.h"
-#include "store/store_options.h"
 
 namespace embertide {
 
 Store::Store(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Store::~Store() = default;
 
-Result<std::unique_ptr<Store>> Store::Open(StoreOptions options) {
-  EMBERTIDE_RETURN_IF_ERROR(ValidateOptions(options));
-  auto impl = std::make_unique<Impl>(std::move(options));
+Result<std::unique_ptr<Store::Impl>> Store::Impl::Open(StoreOptions options, Profile profile) {
+  EMBERTIDE_RETURN_IF_ERROR(ValidateOptions(options, profile));
+  auto impl = std::make_unique<Impl>(std::move(options), profile);
   if (const StoreOptions& opts = impl->store.options; opts.hbm_budget_bytes > 0) {
     auto hbm = HbmTier::Open(opts);
     if (!hbm.ok()) return hbm.status();
@@ -38,9 +38,8 @@ Result<std::unique_ptr<Store>> Store::Open(StoreOptions options) {
     EMBERTIDE_RETURN_IF_ERROR(
         impl->store.OpenPool(impl->store.pools[d].get(), seal ? &seal->segments()[d] : nullptr));
   }
-  std::unique_ptr<Store> store(new Store(std::move(impl)));
-  if (seal != nullptr) EMBERTIDE_RETURN_IF_ERROR(store->impl_->seals.Load(seal.get()));
-  return store;
+  if (seal != nullptr) EMBERTIDE_RETURN_IF_ERROR(impl->seals.Load(seal.get()));
+  return impl;
 }
 
 const StoreOptions& Store::options() const { return impl_->store.options; }
@@ -91,63 +90,8 @@ ReadView::~ReadView() {
   if (store_ != nullptr) store_->impl_->store.readers.Leave(reader_);
 }
 
-// --- serving -------------------------------------------------------------------------------------
-
-Status Store::StageRecords(uint64_t version, uint32_t table, uint32_t bucket,
-                           std::span<const std::byte> records) {
-  return impl_->versions.Stage(version, table, bucket, records);
-}
-
-void Store::DropStaged() { impl_->versions.DropStaged(); }
-
-Status Store::Commit(uint64_t version) { return impl_->versions.Commit(version); }
-
-void Store::Forget(uint64_t version) { impl_->versions.Forget(version); }
-
-Status Store::AddBucket(uint32_t table, uint32_t bucket, uint32_t device,
-                        std::span<const std::byte> records, uint64_t leave_bytes) {
-  return impl_->versions.AddBucket(table, bucket, device, records, leave_bytes);
-}
-
-Status Store::DropBucket(uint32_t table, uint32_t bucket) {
-  return impl_->versions.DropBucket(table, bucket);
-}
-
-uint64_t Store::SupersededUntil() const { return impl_->versions.superseded_until(); }
-
-Status Store::Seal(const SealOptions& options) { return impl_->seals.Write(options); }
-
-// --- training ------------------------------------------------------------------------------------
-
-Status Store::SetLive(uint32_t table, uint64_t key, uint16_t live) {
-  return impl_->rows.SetLive(table, key, live);
-}
-
-Status Store::TakeChanges(uint32_t table, uint32_t bucket, std::vector<std::byte>* records) {
-  return impl_->rows.TakeChanges(table, bucket, records);
-}
-
-Status Store::MarkChanged(uint32_t table, uint32_t bucket, std::span<const uint64_t> keys) {
-  return impl_->rows.MarkChanged(table, bucket, keys);
-}
-
-Result<RowState> Store::StateOf(uint32_t table, uint64_t key) const {
-  return impl_->rows.StateOf(table, key);
-}
-
-Status Store::SetState(uint32_t table, uint64_t key, const RowState& state) {
-  return impl_->rows.SetState(table, key, state);
-}
-
-Status Store::ImportRecords(uint32_t table, uint32_t bucket, std::span<const std::byte> records) {
-  return impl_->rows.Import(table, bucket, records);
-}
-
-float Store::UtilityNow(float utility, uint32_t age) const {
-  return static_cast<float>(impl_->store.decay.Over(age % RowAux::kTicks) * utility);
-}
-
-// --- both ----------------------------------------------------------------------------------------
+// --- buckets
+// --------------------------------------------------------------------------------------
 
 std::optional<uint64_t> Store::HeldSince(uint32_t t, uint32_t b) const {
   const uint64_t since =
@@ -173,14 +117,6 @@ std::optional<Store::BucketSize> Store::BucketSizeOf(const ReadView& view, uint3
   size.index_bytes = bucket->index.bytes();
   size.payload_bytes = size.rows * layout.PayloadBytes(layout.full_mask());
   return size;
-}
-
-void Store::FillAtOnce(bool fill) {
-  for (const auto& pool : impl_->store.pools) {
-    const std::lock_guard writer(pool->writer);
-    pool->arena.pool()->FillAtOnce(fill);
-    pool->index_pages.FillAtOnce(fill);
-  }
 }
 
 void Store::Maintain() {

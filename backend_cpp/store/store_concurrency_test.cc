@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "embertide/hash.h"
-#include "embertide/store.h"
+#include "embertide/serving_store.h"
 #include "store/test_rows.h"
 
 namespace embertide {
@@ -43,7 +43,7 @@ class ConcurrencyTest : public ::testing::TestWithParam<IndexKind> {
     options.ssd_directory = directory_;
     options.window_versions = 2;
     if (Lean()) MakeLean(&options);
-    store_ = std::move(*Store::Open(options));
+    store_ = std::move(*ServingStore::Open(options));
   }
   ~ConcurrencyTest() override {
     store_.reset();
@@ -72,7 +72,7 @@ class ConcurrencyTest : public ::testing::TestWithParam<IndexKind> {
   }
   std::filesystem::path directory_;
   TableConfig table_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<ServingStore> store_;
 };
 
 TEST_P(ConcurrencyTest, NoAnswerMixesVersionsAndNoneGoesBack) {

@@ -28,9 +28,11 @@
 // opening, pins and statistics; integrity.cc checks every invariant.
 #pragma once
 
+#include <memory>
 #include <utility>
 
-#include "embertide/store.h"
+#include "embertide/serving_store.h"
+#include "embertide/training_store.h"
 #include "store/admission.h"
 #include "store/evictor.h"
 #include "store/reclaimer.h"
@@ -46,7 +48,14 @@
 namespace embertide {
 
 struct Store::Impl {
-  explicit Impl(StoreOptions options) : store(std::move(options)) {}
+  Impl(StoreOptions options, Profile profile) : store(std::move(options), profile) {}
+  // Errors as the faces' Open has them.
+  static Result<std::unique_ptr<Impl>> Open(StoreOptions options, Profile profile);
+
+  // Appends all rows of a bucket, and to `states` (OPTIONAL; of a store that trains) what is kept
+  // of each. Errors as Store::ExportBucket.
+  Status ExportBucket(const ReadView& view, uint32_t table, uint32_t bucket,
+                      std::vector<std::byte>* records, std::vector<RowState>* states);
 
   StoreState store;
   SealManifest seal_manifest{store.options.ssd_directory};

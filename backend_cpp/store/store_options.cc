@@ -1,6 +1,4 @@
 // What a store's options must be.
-#include "store/store_options.h"
-
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -10,6 +8,7 @@
 #include "policy/frequency_sketch.h"
 #include "policy/policy.h"
 #include "ssd/block_log.h"
+#include "store/option_checks.h"
 #include "store/row_ops.h"
 #include "store/train_ops.h"
 
@@ -95,8 +94,8 @@ Status ValidateCounts(const StoreOptions& options, const PruneGroup& group) {
   return Status::Ok();
 }
 
-Status ValidateGroups(const StoreOptions& options) {
-  if (!options.prune_groups.empty() && options.profile != Profile::kTrain) {
+Status ValidateGroups(const StoreOptions& options, Profile profile) {
+  if (!options.prune_groups.empty() && profile != Profile::kTrain) {
     return {Code::kInvalidArgument, "prune_groups: rows are pruned in a trainer alone"};
   }
   std::set<uint32_t> pruned;
@@ -128,10 +127,10 @@ Status ValidateGroups(const StoreOptions& options) {
   return Status::Ok();
 }
 
-Status ValidateSums(const StoreOptions& options) {
+Status ValidateSums(const StoreOptions& options, Profile profile) {
   if (options.sums == SumKind::kFp64) return Status::Ok();
   const std::string refused = "sums = fp32: ";
-  if (options.profile == Profile::kTrain) {
+  if (profile == Profile::kTrain) {
     return {Code::kInvalidArgument, refused + "a trainer adds in fp64; use fp64"};
   }
   if (!options.hold_all) {
@@ -169,7 +168,7 @@ uint64_t LeftToShare(const StoreOptions& options, bool ssd) {
   return left;
 }
 
-Status ValidateOptions(const StoreOptions& options) {
+Status ValidateOptions(const StoreOptions& options, Profile profile) {
   EMBERTIDE_RETURN_IF_ERROR(VectorStatus());
   if (options.tables.empty()) return {Code::kInvalidArgument, "a store needs at least one table"};
   std::set<std::string> names;
@@ -180,7 +179,7 @@ Status ValidateOptions(const StoreOptions& options) {
       return {Code::kInvalidArgument, "table " + table.name + ": name or id is used twice"};
     }
     const uint32_t aux =
-        options.profile == Profile::kTrain ? RowAux::Bytes(options.optimizer, table.learned()) : 0;
+        profile == Profile::kTrain ? RowAux::Bytes(options.optimizer, table.learned()) : 0;
     const uint32_t bytes = table.layout.PayloadBytes(table.layout.full_mask()) + aux;
     if (bytes > kMaxEntryBytes) {
       return {Code::kInvalidArgument, "table " + table.name + ": a row of " +
@@ -203,7 +202,7 @@ Status ValidateOptions(const StoreOptions& options) {
   }
   const bool one = options.new_row_accesses == 1;
   if (options.new_row_accesses == 0 || options.new_row_accesses > FrequencySketch::kMost ||
-      (!one && options.profile != Profile::kTrain)) {
+      (!one && profile != Profile::kTrain)) {
     return {Code::kInvalidArgument,
             "new_row_accesses = " + std::to_string(options.new_row_accesses) +
                 "; a trainer may give 1 to 15, serving takes the rows that it is given"};
@@ -211,7 +210,7 @@ Status ValidateOptions(const StoreOptions& options) {
   if (options.window_versions == 0) {
     return {Code::kInvalidArgument, "window_versions = 0; give at least 1"};
   }
-  if (options.open_seal && (options.profile == Profile::kTrain || options.ssd_budget_bytes == 0)) {
+  if (options.open_seal && (profile == Profile::kTrain || options.ssd_budget_bytes == 0)) {
     return {Code::kInvalidArgument, "open_seal: seals are of the SSD tier of a store that serves"};
   }
   if (options.ssd_budget_bytes > 0) {
@@ -224,9 +223,12 @@ Status ValidateOptions(const StoreOptions& options) {
                   " is less than 2 MiB a device; give more or 0"};
     }
   }
-  EMBERTIDE_RETURN_IF_ERROR(ValidateSums(options));
+  if (profile == Profile::kTrain && options.hbm_budget_bytes > 0) {
+    return {Code::kInvalidArgument, "an HBM tier serves lookups; a trainer has none"};
+  }
+  EMBERTIDE_RETURN_IF_ERROR(ValidateSums(options, profile));
   EMBERTIDE_RETURN_IF_ERROR(ValidateIndex(options));
-  EMBERTIDE_RETURN_IF_ERROR(ValidateGroups(options));
+  EMBERTIDE_RETURN_IF_ERROR(ValidateGroups(options, profile));
   EMBERTIDE_RETURN_IF_ERROR(ValidateBudgets(options, names));
   return ValidatePolicies(options);
 }

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "policy/policy.h"
-#include "store/store_options.h"
+#include "store/option_checks.h"
 
 namespace embertide {
 namespace {
@@ -63,7 +63,7 @@ Status OpenPolicy(RowPool* pool, const std::string& text) {
 
 }  // namespace
 
-StoreState::StoreState(StoreOptions opts) : options(std::move(opts)) {
+StoreState::StoreState(StoreOptions opts, Profile face) : options(std::move(opts)), profile(face) {
   tables.reserve(options.tables.size());
   for (const TableConfig& config : options.tables) {
     Table table{config, static_cast<uint32_t>(tables.size()), config.default_row,

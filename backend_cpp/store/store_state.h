@@ -19,6 +19,7 @@
 #include "store/decay.h"
 #include "store/group_price.h"
 #include "store/hbm_tier.h"
+#include "store/option_checks.h"
 #include "store/reader_registry.h"
 #include "store/row_pool.h"
 #include "store/table.h"
@@ -57,9 +58,10 @@ struct alignas(64) StoreCounters {
 
 struct StoreState {
   // Tables, their buckets if the store holds all, and pools, which are to be opened.
-  explicit StoreState(StoreOptions opts);
+  StoreState(StoreOptions opts, Profile face);
 
   const StoreOptions options;
+  const Profile profile;
   std::vector<Table> tables;
   // Part by part; the part that tables share, if any do, is the first.
   std::vector<std::unique_ptr<RowPool>> pools;
@@ -76,7 +78,7 @@ struct StoreState {
 
   mutable StoreCounters counters;
 
-  bool training() const { return options.profile == Profile::kTrain; }
+  bool training() const { return profile == Profile::kTrain; }
   // Whether lookups tell where rows lie: RowPlaces.
   bool tells_places() const { return training() && options.devices == 1 && hbm == nullptr; }
   // Requires: d < options.devices.

@@ -1,6 +1,4 @@
 // The store against a plain map: random operations, every invariant after each.
-#include "embertide/store.h"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -13,6 +11,7 @@
 
 #include "embertide/hash.h"
 #include "embertide/numa.h"
+#include "embertide/serving_store.h"
 #include "store/test_rows.h"
 
 namespace embertide {
@@ -95,8 +94,9 @@ class StoreTest : public ::testing::Test {
     options.window_versions = 3;
     return options;
   }
-  std::unique_ptr<Store> Open(const StoreOptions& options) {
-    auto store = Store::Open(options);
+  template <typename Face = ServingStore>
+  std::unique_ptr<Face> Open(const StoreOptions& options) {
+    auto store = Face::Open(options);
     EXPECT_TRUE(store.ok()) << store.status().ToString();
     return std::move(*store);
   }
@@ -196,12 +196,12 @@ TEST_F(StoreTest, RowsAndTheirIndexLieAtTheNumaNodeThatIsNamed) {
   options.tables = {MakeTable("item", 1, {1, 8, DType::kFp32}, 0)};
   options.ddr_budget_bytes = 16ULL << 20;
   options.numa_nodes = {1000};
-  const Status refused = Store::Open(options).status();
+  const Status refused = ServingStore::Open(options).status();
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
   EXPECT_NE(refused.message().find("NUMA node 1000 does not exist"), std::string::npos);
   options.numa_nodes = {nodes.back()};
   const uint64_t before = PagesBoundTo(nodes.back());
-  const auto store = std::move(*Store::Open(options));
+  const auto store = std::move(*ServingStore::Open(options));
   constexpr uint64_t kRows = 40'000;
   for (uint64_t key = 0; key < kRows; ++key) {
     ASSERT_TRUE(store->StageRecords(1, 0, 0, Record(options.tables[0], key, 1, 0)).ok());
@@ -452,7 +452,6 @@ class TrainingStoreTest : public StoreTest {
  protected:
   StoreOptions Options(uint64_t ddr, uint64_t ssd) const {
     StoreOptions options = StoreTest::Options(ddr, ssd);
-    options.profile = Profile::kTrain;
     options.tables.resize(1);
     return options;
   }
@@ -460,7 +459,7 @@ class TrainingStoreTest : public StoreTest {
 
 TEST_F(TrainingStoreTest, RowwiseAdagradEqualsAReferenceWithDuplicatesAndEviction) {
   const StoreOptions options = Options(2ULL << 20, 16ULL << 20);
-  auto store = Open(options);
+  auto store = Open<TrainingStore>(options);
   const TableConfig& table = options.tables[0];
   std::map<int64_t, std::pair<std::vector<float>, float>> reference;
   std::mt19937 random(5);
@@ -508,8 +507,7 @@ TEST_F(TrainingStoreTest, RowwiseAdagradEqualsAReferenceWithDuplicatesAndEvictio
 
 TEST_F(TrainingStoreTest, ChangesAreTakenOnceAndRebuildTheStore) {
   StoreOptions options = Options(16ULL << 20, 0);
-  auto store = Open(options);
-  options.profile = Profile::kServe;
+  auto store = Open<TrainingStore>(options);
   auto served = Open(options);
   std::mt19937 random(9);
   for (uint64_t version = 1; version < 8; ++version) {
@@ -545,7 +543,7 @@ TEST_F(TrainingStoreTest, ChangesAreTakenOnceAndRebuildTheStore) {
 
 TEST_F(TrainingStoreTest, ChunksThatComeBackAreZero) {
   const StoreOptions options = Options(8ULL << 20, 0);
-  auto store = Open(options);
+  auto store = Open<TrainingStore>(options);
   ASSERT_TRUE(store->EnsureRows(0, std::vector<int64_t>{3}).ok());
   ASSERT_TRUE(store->SetLive(0, 3, 0b0101).ok());
   ASSERT_TRUE(store->SetLive(0, 3, 0b0111).ok());
@@ -562,7 +560,7 @@ TEST_F(TrainingStoreTest, ChunksThatComeBackAreZero) {
 // new size class, so waste may not hold the budget.
 TEST_F(TrainingStoreTest, PrunedPagesServeAnotherSizeClass) {
   const StoreOptions options = Options(80ULL << 20, 0);
-  auto store = Open(options);
+  auto store = Open<TrainingStore>(options);
   std::vector<int64_t> keys(400000);
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
   ASSERT_TRUE(store->EnsureRows(0, keys).ok());
@@ -588,17 +586,17 @@ TEST(IndexKindTest, ALeanIndexNeedsRowsThatStayInDdr) {
   StoreOptions options;
   options.tables = TestTables();
   options.index = IndexKind::kLean;
-  EXPECT_TRUE(Store::Open(options).ok());
+  EXPECT_TRUE(ServingStore::Open(options).ok());
   options.ssd_budget_bytes = 64ULL << 20;
   options.ssd_directory = "/nowhere";
-  const Status ssd = Store::Open(options).status();
+  const Status ssd = ServingStore::Open(options).status();
   EXPECT_EQ(ssd.code(), Code::kInvalidArgument);
   EXPECT_NE(ssd.message().find("no SSD tier (ssd_budget_bytes = 0)"), std::string::npos)
       << ssd.message();
   options.ssd_budget_bytes = 0;
   options.hbm_budget_bytes = 64ULL << 20;
   options.hbm_kind = HbmKind::kTwin;
-  const Status hbm = Store::Open(options).status();
+  const Status hbm = ServingStore::Open(options).status();
   EXPECT_EQ(hbm.code(), Code::kInvalidArgument);
   EXPECT_NE(hbm.message().find("no HBM tier"), std::string::npos) << hbm.message();
   const Result<IndexKind> other = ParseIndexKind("thin");
@@ -622,7 +620,7 @@ TEST(StoreIndexKindTest, ARowWithoutALiveChunkIsTakenByEitherIndex) {
       options.window_versions = 2;
       const TableConfig& table = options.tables[0];
       const uint32_t dim = table.layout.dim();
-      auto store = std::move(*Store::Open(options));
+      auto store = std::move(*ServingStore::Open(options));
       constexpr uint64_t kKeys = 3000;
       const auto live_of = [](uint64_t key, uint64_t version) {
         return static_cast<uint16_t>((key + version) % 4 == 0 ? 0 : (key + version) % 3 + 1);

@@ -32,7 +32,7 @@ struct Table {
 
   uint32_t BucketOf(uint64_t hash) const { return BucketOfHash(hash, config.bucket_bits); }
   // The newest copy of a bucket. Requires: the caller is its writer, or the store is of the
-  // training profile, whose buckets are always held.
+  // TrainingStore, whose buckets are always held.
   Bucket* Newest(uint32_t bucket) const { return buckets[bucket].newest.load(); }
   Bucket* NewestOf(uint64_t hash) const { return Newest(BucketOf(hash)); }
   // What the pool has of a hash's bucket; null: nothing. Requires: the pool's writer.

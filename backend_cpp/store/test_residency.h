@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "embertide/hash.h"
-#include "embertide/store.h"
+#include "embertide/serving_store.h"
 
 namespace embertide {
 
@@ -38,12 +38,13 @@ inline std::vector<std::byte> Record(const TableConfig& table, uint64_t key, uin
   return record;
 }
 
-class ResidencyTest : public ::testing::Test {
+template <typename Face>
+class TieredStoreTest : public ::testing::Test {
  protected:
-  ResidencyTest()
+  TieredStoreTest()
       : directory_(std::filesystem::temp_directory_path() /
                    ("embertide-residency-" + std::to_string(::getpid()))) {}
-  ~ResidencyTest() override { std::filesystem::remove_all(directory_); }
+  ~TieredStoreTest() override { std::filesystem::remove_all(directory_); }
 
   StoreOptions Options(std::vector<TableConfig> tables, uint64_t ddr, uint64_t ssd) const {
     StoreOptions options;
@@ -54,7 +55,7 @@ class ResidencyTest : public ::testing::Test {
     return options;
   }
   void Open(const StoreOptions& options) {
-    auto store = Store::Open(options);
+    auto store = Face::Open(options);
     ASSERT_TRUE(store.ok()) << store.status().ToString();
     store_ = std::move(*store);
   }
@@ -64,7 +65,7 @@ class ResidencyTest : public ::testing::Test {
                                 Record(table, key, live, value));
   }
   std::string Refusal(const StoreOptions& options) {
-    const auto store = Store::Open(options);
+    const auto store = Face::Open(options);
     EXPECT_FALSE(store.ok());
     EXPECT_EQ(store.status().code(), Code::kInvalidArgument);
     return store.status().message();
@@ -75,7 +76,9 @@ class ResidencyTest : public ::testing::Test {
   }
 
   std::filesystem::path directory_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<Face> store_;
 };
+
+class ResidencyTest : public TieredStoreTest<ServingStore> {};
 
 }  // namespace embertide

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "embertide/hash.h"
-#include "embertide/store.h"
+#include "embertide/training_store.h"
 
 namespace embertide {
 
@@ -107,7 +107,8 @@ inline std::vector<float> ValuesOf(const TableConfig& table, const TestRow* row)
 }
 
 // A step in which each key is a bag of its own: `gradients` is keys x dim.
-inline Result<uint64_t> ApplyRows(Store* store, uint32_t table, std::span<const int64_t> keys,
+inline Result<uint64_t> ApplyRows(TrainingStore* store, uint32_t table,
+                                  std::span<const int64_t> keys,
                                   const std::vector<float>& gradients, const StepOptions& options) {
   const BagGradients bags{
       table, keys, {}, gradients.data(), store->options().tables[table].learned().dim()};

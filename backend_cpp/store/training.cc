@@ -1,4 +1,4 @@
-// The training profile beside its step (training_step.cc): chunks that live and die, changes taken
+// A TrainingStore beside its step (training_step.cc): chunks that live and die, changes taken
 // for a version, state for checkpoints. One writer; rows change in place.
 #include <algorithm>
 #include <cstring>
@@ -16,10 +16,6 @@ namespace {
 constexpr size_t kNoteBytes = sizeof(RemovedKey) + 1;
 constexpr uint64_t kNotePage = 4096;
 constexpr size_t kNotesOfPage = kNotePage / kNoteBytes;
-
-Status NotTraining() {
-  return {Code::kInvalidArgument, "this call needs a store of the training profile"};
-}
 
 // Of the notes of removed keys, leaves those that count, ascending by key.
 void TidyRemoved(Bucket* bucket) {
@@ -161,7 +157,6 @@ Status TrainingRows::ChangeLive(RowPool* pool, const Table& table, uint32_t b, u
 }
 
 Status TrainingRows::SetLive(uint32_t t, uint64_t key, uint16_t live) {
-  if (!store_.training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(store_.CheckValues(t));
   const Table& table = store_.tables[t];
   const RowLayout& layout = table.config.layout;
@@ -178,7 +173,6 @@ Status TrainingRows::SetLive(uint32_t t, uint64_t key, uint16_t live) {
 }
 
 Status TrainingRows::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* records) {
-  if (!store_.training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(store_.CheckBucket(t, b));
   Table& table = store_.tables[t];
   Bucket& bucket = *table.Newest(b);
@@ -241,7 +235,6 @@ Status TrainingRows::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>*
 }
 
 Status TrainingRows::MarkChanged(uint32_t t, uint32_t b, std::span<const uint64_t> keys) {
-  if (!store_.training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(store_.CheckBucket(t, b));
   const Table& table = store_.tables[t];
   Bucket& bucket = *table.Newest(b);
@@ -279,7 +272,6 @@ RowState TrainingRows::StateIn(const Table& table, const std::byte* bytes) const
 }
 
 Result<RowState> TrainingRows::StateOf(uint32_t t, uint64_t key) {
-  if (!store_.training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(store_.CheckTable(t));
   const Table& table = store_.tables[t];
   const uint32_t b = table.BucketOf(HashKey(key));
@@ -291,7 +283,6 @@ Result<RowState> TrainingRows::StateOf(uint32_t t, uint64_t key) {
 }
 
 Status TrainingRows::SetState(uint32_t t, uint64_t key, const RowState& state) {
-  if (!store_.training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(store_.CheckTable(t));
   const Table& table = store_.tables[t];
   const RowLayout layout = table.config.learned();
@@ -322,7 +313,6 @@ Status TrainingRows::SetState(uint32_t t, uint64_t key, const RowState& state) {
 }
 
 Status TrainingRows::Import(uint32_t t, uint32_t b, std::span<const std::byte> records) {
-  if (!store_.training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(store_.CheckBucket(t, b));
   Table& table = store_.tables[t];
   RowPool& pool = *store_.tables[t].Newest(b)->pool;

@@ -43,14 +43,13 @@ class TrainingModelTest : public ::testing::TestWithParam<std::tuple<uint32_t, I
       : directory_(std::filesystem::temp_directory_path() /
                    ("embertide-training-" + std::to_string(::getpid()))),
         random_(std::get<0>(GetParam())) {
-    options_.profile = Profile::kTrain;
     options_.tables = TestTables();
     options_.devices = 2;
     options_.ddr_budget_bytes = 15ULL << 19;
     options_.ssd_budget_bytes = 64ULL << 20;
     options_.ssd_directory = directory_;
     if (Lean()) MakeLean(&options_);
-    store_ = std::move(*Store::Open(options_));
+    store_ = std::move(*TrainingStore::Open(options_));
   }
   ~TrainingModelTest() override {
     store_.reset();
@@ -235,7 +234,7 @@ class TrainingModelTest : public ::testing::TestWithParam<std::tuple<uint32_t, I
     std::vector<RowState> states;
     const uint64_t promotions = store_->Stats().promotions;
     const auto view = store_->PinNewest();
-    ASSERT_TRUE(store_->ExportBucket(view.value(), t, b, &records, &states).ok());
+    ASSERT_TRUE(store_->ExportBucketWithStates(view.value(), t, b, &records, &states).ok());
     ASSERT_EQ(store_->Stats().promotions, promotions);
     ASSERT_EQ(records, BucketRecords(options_.tables, rows_, t, b));
     size_t at = 0;
@@ -263,7 +262,7 @@ class TrainingModelTest : public ::testing::TestWithParam<std::tuple<uint32_t, I
   std::filesystem::path directory_;
   std::mt19937 random_;
   StoreOptions options_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<TrainingStore> store_;
   TestRows rows_;
   std::map<Name, float> states_;
   std::set<Name> changed_;
@@ -285,7 +284,7 @@ TEST_P(TrainingModelTest, EqualsAMapWhateverHappens) {
   // A store restored from the records, and the optimizer's state, is the same.
   StoreOptions options = options_;
   options.ssd_directory = directory_ / "restored";
-  const auto restored = std::move(*Store::Open(options));
+  const auto restored = std::move(*TrainingStore::Open(options));
   for (uint32_t t = 0; t < options_.tables.size(); ++t) {
     for (uint32_t b = 0; b < Table(t).buckets(); ++b) {
       const auto records = BucketRecords(options_.tables, rows_, t, b);

@@ -15,14 +15,16 @@ namespace {
 
 // --- rows of new keys
 
-TEST_F(ResidencyTest, AKeyGetsItsRowAtItsThirdOccurrence) {
+class TrainingRoomTest : public TieredStoreTest<TrainingStore> {};
+
+TEST_F(TrainingRoomTest, AKeyGetsItsRowAtItsThirdOccurrence) {
   const RowLayout layout{1, 8, DType::kFp32};
   StoreOptions options =
       Options({MakeTable("user", 1, layout, 1), MakeTable("item", 2, layout)}, 4 * kMiB, 0);
   options.tables[0].default_row.assign(8, 0.5F);
   options.new_row_accesses = 3;
-  EXPECT_NE(Refusal(options).find("new_row_accesses = 3"), std::string::npos) << "serving";
-  options.profile = Profile::kTrain;
+  EXPECT_NE(ServingStore::Open(options).status().message().find("new_row_accesses = 3"),
+            std::string::npos);
   options.new_row_accesses = 16;
   EXPECT_NE(Refusal(options).find("new_row_accesses = 16"), std::string::npos);
   options.new_row_accesses = 3;
@@ -67,10 +69,9 @@ TEST_F(ResidencyTest, AKeyGetsItsRowAtItsThirdOccurrence) {
 
 // A full training store loses nine tenths of its chunks; rows of one chunk then find all the room
 // that was freed, but for what the moving of rows may waste.
-TEST_F(ResidencyTest, ChunksThatArePrunedMakeRoomForOtherRows) {
+TEST_F(TrainingRoomTest, ChunksThatArePrunedMakeRoomForOtherRows) {
   const RowLayout layout{10, 16, DType::kFp32};
   StoreOptions options = Options({MakeTable("user", 1, layout, 4)}, 32 * kMiB, 0);
-  options.profile = Profile::kTrain;
   Open(options);
   std::vector<int64_t> keys;
   for (int64_t key = 0;; ++key) {
@@ -113,9 +114,8 @@ TEST_F(ResidencyTest, ChunksThatArePrunedMakeRoomForOtherRows) {
 // Keys that are pruned leave a note until TakeChanges. The notes are of the budget (CheckIntegrity
 // adds up what is charged), rows of a full store can be pruned for all that, and to prune the same
 // keys over and over takes no more than to prune each once.
-TEST_F(ResidencyTest, NotesOfPrunedKeysAreOfTheBudget) {
+TEST_F(TrainingRoomTest, NotesOfPrunedKeysAreOfTheBudget) {
   StoreOptions options = Options({MakeTable("user", 1, {1, 4, DType::kFp32}, 1)}, 8 * kMiB, 0);
-  options.profile = Profile::kTrain;
   Open(options);
   std::vector<int64_t> keys;
   for (int64_t key = 0; store_->EnsureRows(0, {&key, 1}).ok(); ++key) keys.push_back(key);

@@ -1,4 +1,4 @@
-// TrainingRows: rows of the training profile beside its step (training_step.cc): made and taken
+// TrainingRows: rows of a TrainingStore beside its step (training_step.cc): made and taken
 // away, chunks that live and die, changes taken for a version, state for checkpoints. Rows change
 // in place.
 //
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "embertide/row.h"
+#include "embertide/training_store.h"
 #include "store/reclaimer.h"
 #include "store/residency.h"
 #include "store/row_pool.h"

@@ -377,9 +377,6 @@ Status ValidateBags(const StoreState& store, const BagGradients& bags) {
 // rows were made, brought or updated. `options`: of kUpdate.
 Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags, StepWork work,
                            const StepOptions* options, uint32_t threads) {
-  if (!impl->store.training()) {
-    return Status(Code::kInvalidArgument, "this call needs a store of the training profile");
-  }
   std::vector<const BagGradients*> by_table;
   size_t keys = 0;
   for (const BagGradients& each : bags) {
@@ -437,12 +434,12 @@ Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags
 
 }  // namespace
 
-Result<uint64_t> Store::EnsureRows(uint32_t t, std::span<const int64_t> keys) {
+Result<uint64_t> TrainingStore::EnsureRows(uint32_t t, std::span<const int64_t> keys) {
   const BagGradients bags{t, keys, {}, nullptr, 0};
   return RunTables(impl_.get(), {&bags, 1}, StepWork::kMake, nullptr, 1);
 }
 
-Result<uint64_t> Store::BringRows(std::span<const TableKeys> keys, uint32_t threads) {
+Result<uint64_t> TrainingStore::BringRows(std::span<const TableKeys> keys, uint32_t threads) {
   const auto has_ssd = [](const auto& pool) { return pool->ssd != nullptr; };
   if (std::ranges::none_of(impl_->store.pools, has_ssd)) return 0;
   std::vector<BagGradients> bags;
@@ -451,8 +448,8 @@ Result<uint64_t> Store::BringRows(std::span<const TableKeys> keys, uint32_t thre
   return RunTables(impl_.get(), bags, StepWork::kBring, nullptr, threads);
 }
 
-Result<uint64_t> Store::ApplyGradients(std::span<const BagGradients> bags,
-                                       const StepOptions& options, uint32_t threads) {
+Result<uint64_t> TrainingStore::ApplyGradients(std::span<const BagGradients> bags,
+                                               const StepOptions& options, uint32_t threads) {
   EMBERTIDE_RETURN_IF_ERROR(options.Validate());
   for (const BagGradients& each : bags) {
     if (each.gradients == nullptr && !each.keys.empty()) {

@@ -26,14 +26,13 @@ class TrainingStepTest : public ::testing::Test {
   TrainingStepTest()
       : directory_(std::filesystem::temp_directory_path() /
                    ("embertide-step-" + std::to_string(::getpid()))) {
-    options_.profile = Profile::kTrain;
     options_.ddr_budget_bytes = 64ULL << 20;
   }
   ~TrainingStepTest() override {
     store_.reset();
     std::filesystem::remove_all(directory_);
   }
-  void Open() { store_ = std::move(*Store::Open(options_)); }
+  void Open() { store_ = std::move(*TrainingStore::Open(options_)); }
   // Tables of `dim` floats and of so many buckets.
   void Tables(uint32_t count, uint16_t dim, uint32_t bucket_bits) {
     for (uint32_t t = 0; t < count; ++t) {
@@ -93,7 +92,7 @@ class TrainingStepTest : public ::testing::Test {
   std::filesystem::path directory_;
   StoreOptions options_;
   Faults faults_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<TrainingStore> store_;
 };
 
 // A batch over several tables, one of them in two pieces whose gradients stand apart, as features
@@ -261,7 +260,6 @@ TEST(StepConcurrencyTest, ThreadsOfAStepAndOtherCallsLoseNothing) {
   constexpr uint32_t kDim = 16;
   constexpr uint64_t kKeys = 20000;
   StoreOptions options;
-  options.profile = Profile::kTrain;
   options.ddr_budget_bytes = 64ULL << 20;
   TableConfig table;
   table.name = "t";
@@ -270,7 +268,7 @@ TEST(StepConcurrencyTest, ThreadsOfAStepAndOtherCallsLoseNothing) {
   options.tables = {table};
   std::vector<std::vector<std::byte>> got;
   for (const uint32_t threads : {1U, 4U}) {
-    const auto store = std::move(*Store::Open(options));
+    const auto store = std::move(*TrainingStore::Open(options));
     std::set<uint64_t> taken;
     const auto take = [&] {
       for (uint32_t b = 0; b < 2; ++b) {
@@ -559,7 +557,7 @@ TEST_F(TrainingStepTest, AKeyThatStandsForSeveralOccurrencesLearnsAsTheyDo) {
     options_.new_row_accesses = accesses;
     options_.prune_groups.clear();
     if (pruned) options_.prune_groups = {{{0}, 16 << 10}};
-    const auto whole = std::move(*Store::Open(options_));
+    const auto whole = std::move(*TrainingStore::Open(options_));
     Open();
     std::mt19937 random(11);
     for (int step = 0; step < 30; ++step) {
@@ -588,10 +586,11 @@ TEST_F(TrainingStepTest, AKeyThatStandsForSeveralOccurrencesLearnsAsTheyDo) {
       if (!pruned || step % 10 != 4) continue;
       ASSERT_EQ(store_->Prune(0, 20'000)->rows, whole->Prune(0, 20'000)->rows);
     }
-    const auto all = [&](const Store& store) {
+    const auto all = [&](const TrainingStore& store) {
       std::pair<std::vector<std::byte>, std::vector<RowState>> rows;
       for (uint32_t b = 0; b < options_.tables[0].buckets(); ++b) {
-        EXPECT_TRUE(store.ExportBucket(*store.PinNewest(), 0, b, &rows.first, &rows.second).ok());
+        EXPECT_TRUE(
+            store.ExportBucketWithStates(*store.PinNewest(), 0, b, &rows.first, &rows.second).ok());
       }
       return rows;
     };
@@ -647,7 +646,7 @@ TEST_F(TrainingStepTest, BagsThatCannotBeRightAreRefusedBeforeAnythingChanges) {
   for (const double decay : {0.0, 1.5, std::numeric_limits<double>::quiet_NaN()}) {
     StoreOptions wrong = options_;
     wrong.utility_decay = decay;
-    EXPECT_EQ(Store::Open(wrong).status().code(), Code::kInvalidArgument);
+    EXPECT_EQ(TrainingStore::Open(wrong).status().code(), Code::kInvalidArgument);
   }
   EXPECT_EQ(store_->Stats().rows, 0U);
   // Keys outside of all bags are none.

@@ -503,7 +503,7 @@ void ModelMetrics::AddLookup(std::chrono::nanoseconds duration) const {
 }
 
 void ModelMetrics::Publish() {
-  const Store& store = node_.store();
+  const ServingStore& store = node_.store();
   Sample now{store.Stats(), node_.fleet_stats(), {}, node_.tasks()};
   for (uint32_t t = 0; t < keys_.size(); ++t) {
     Store::Usage& all = now.tables.emplace_back();

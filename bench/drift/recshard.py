@@ -152,7 +152,7 @@ class _Store:
             for t, (rows, dim) in enumerate(zip(trace.distinct_T, trace.dims_T, strict=True))
         ]
         payload = int((trace.distinct_T * trace.dims_T * 4).sum())
-        self._store = _store.Store(
+        self._store = _store.ServingStore(
             tables=tables,
             ddr_budget_bytes=ddr_budget_bytes,
             ssd_budget_bytes=max(64 << 20, 4 * payload),

@@ -29,7 +29,7 @@ def _apart(mine: NDArray[np.float32], theirs: NDArray[np.float32]) -> float:
 def _differences() -> tuple[list[float], list[float]]:
     """Return how far rows and accumulators are apart after each step."""
     table = ours.table_of(_ROWS, _DIM)
-    store = _store.Store(tables=[table], profile="train")
+    store = _store.TrainingStore(tables=[table])
     keys_R = ours.keys_of(np.arange(_ROWS))
     store.ensure_rows(0, keys_R)
     tbe = peers.TrainingTbe(1, _ROWS, _DIM, _RATE, _EPSILON)

@@ -42,19 +42,19 @@ class Grown:
 def _grow(profile: str, index: str = "plain") -> Grown:
     rng = np.random.default_rng(1)
     table = ours.table_of(_ROWS, _DIM)
-    store = _store.Store(
-        tables=[table],
-        profile=profile,
-        ddr_budget_bytes=_ROWS * (_PAYLOAD + 120) + (64 << 20),
-        index=index,
-    )
+    budget = _ROWS * (_PAYLOAD + 120) + (64 << 20)
+    store: _store.TrainingStore | _store.ServingStore
+    if profile == "train":
+        store = _store.TrainingStore(tables=[table], ddr_budget_bytes=budget, index=index)
+    else:
+        store = _store.ServingStore(tables=[table], ddr_budget_bytes=budget, index=index)
     order = rng.permutation(_ROWS)
     before = report.resident_bytes()
     rows: list[int] = []
     over: list[float] = []
     for part in np.array_split(order, _SHARES):
         keys_N = ours.keys_of(part)
-        if profile == "train":
+        if isinstance(store, _store.TrainingStore):
             store.ensure_rows(0, keys_N)
             _note(store, rows, over)
             continue

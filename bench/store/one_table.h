@@ -7,7 +7,7 @@
 #include <memory>
 #include <utility>
 
-#include "embertide/store.h"
+#include "embertide/serving_store.h"
 
 namespace embertide {
 
@@ -19,8 +19,8 @@ inline void ExitIfError(const Status& status) {
 }
 
 // `spare_bytes`: of DDR, beside the payload of `rows` rows.
-inline std::unique_ptr<Store> OpenOneTable(uint32_t dim, uint32_t bucket_bits, uint64_t rows,
-                                           uint64_t spare_bytes) {
+inline std::unique_ptr<ServingStore> OpenOneTable(uint32_t dim, uint32_t bucket_bits, uint64_t rows,
+                                                  uint64_t spare_bytes) {
   TableConfig table;
   table.name = "table";
   table.layout = {1, static_cast<uint16_t>(dim), DType::kFp32};
@@ -28,7 +28,7 @@ inline std::unique_ptr<Store> OpenOneTable(uint32_t dim, uint32_t bucket_bits, u
   StoreOptions options;
   options.tables = {table};
   options.ddr_budget_bytes = rows * 4 * dim + spare_bytes;
-  auto opened = Store::Open(options);
+  auto opened = ServingStore::Open(options);
   if (!opened.ok()) ExitIfError(opened.status());
   return std::move(*opened);
 }

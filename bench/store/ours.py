@@ -18,7 +18,7 @@ CHUNKS = 4
 _BUCKET_ROWS = 100_000
 _ELEMENTS = {"fp32": "<f4", "fp16": "<f2"}
 _INDEX_BYTES = 40  # a row, with room to grow
-_AUX_BYTES = 8 + 4 * CHUNKS  # a row of the training profile
+_AUX_BYTES = 8 + 4 * CHUNKS  # a row of a training store
 _SLACK = 64 << 20
 _SETTLED_S = 1.5  # memory becomes huge pages when it has been full for a second
 
@@ -75,9 +75,9 @@ def filled(
     *,
     live_chunks: int = CHUNKS,
     **options: Any,
-) -> _store.Store:
+) -> _store.ServingStore:
     """Return a serving store with one version of a row for each of these keys, each named once."""
-    store = _store.Store(tables=[table], profile="serve", **options)
+    store = _store.ServingStore(tables=[table], **options)
     unsigned_R = keys_R.view(np.uint64)
     buckets_R = buckets_of(unsigned_R, table.bucket_bits)
     order = np.argsort(buckets_R, kind="stable")
@@ -99,7 +99,7 @@ def payload_bytes(dim: int, dtype: str = "fp32", live_chunks: int = CHUNKS) -> i
 
 def fill(
     rows: int, dim: int, dtype: str = "fp32", *, live_chunks: int = CHUNKS, **options: Any
-) -> _store.Store:
+) -> _store.ServingStore:
     """Return a serving store of so many rows, all in DDR."""
     payload = payload_bytes(dim, dtype, live_chunks)
     store = filled(
@@ -122,19 +122,18 @@ def settle(store: _store.Store) -> None:
             huge, since = now, time.monotonic()
 
 
-def train(tables: int, rows: int, dim: int) -> _store.Store:
+def train(tables: int, rows: int, dim: int) -> _store.TrainingStore:
     """Return a training store of some tables with `rows` new rows each."""
     row_bytes = 4 * dim + _AUX_BYTES + _INDEX_BYTES
-    store = _store.Store(
+    store = _store.TrainingStore(
         tables=[table_of(rows, dim, number=table) for table in range(tables)],
-        profile="train",
         ddr_budget_bytes=tables * rows * row_bytes + _SLACK,
     )
     make_rows(store, tables, rows)
     return store
 
 
-def make_rows(store: _store.Store, tables: int, rows: int) -> None:
+def make_rows(store: _store.TrainingStore, tables: int, rows: int) -> None:
     """Make `rows` rows in each of the first tables of a training store."""
     order = np.random.default_rng(1).permutation(rows)
     for table in range(tables):

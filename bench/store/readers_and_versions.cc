@@ -41,7 +41,8 @@ void Append(uint64_t key, float value, std::vector<std::vector<std::byte>>* reco
                &(*records)[BucketOfHash(HashKey(key), kBucketBits)]);
 }
 
-void Stage(Store* store, uint64_t version, const std::vector<std::vector<std::byte>>& records) {
+void Stage(ServingStore* store, uint64_t version,
+           const std::vector<std::vector<std::byte>>& records) {
   for (uint32_t b = 0; b < records.size(); ++b) {
     ExitIfError(store->StageRecords(version, 0, b, records[b]));
   }
@@ -49,7 +50,7 @@ void Stage(Store* store, uint64_t version, const std::vector<std::vector<std::by
 
 void Run(uint64_t rows_per_s, double seconds) {
   const auto opened = OpenOneTable(kDim, kBucketBits, kRows, kRows * 40 + (1ULL << 30));
-  Store& store = *opened;
+  ServingStore& store = *opened;
   std::vector<std::vector<std::byte>> records(1U << kBucketBits);
   for (uint64_t key = 0; key < kRows; ++key) Append(key, 1.0F, &records);
   Stage(&store, 1, records);

@@ -88,7 +88,7 @@ void Start(const Model& model) {
   const auto begin = Clock::now();
   const auto node = Node::Open(Options(model));
   if (!node.ok()) ExitIfError(node.status());
-  const Store& store = node.value()->store();
+  const ServingStore& store = node.value()->store();
   const Store::Usage usage = store.UsageOf(0, 0);
   std::printf(
       "{\"seconds\": %.4f, \"cpu_seconds\": %.4f, \"from_seal\": %s, \"rows\": %llu, "

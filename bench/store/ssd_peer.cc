@@ -24,7 +24,7 @@
 #include <thread>
 
 #include "embertide/hash.h"
-#include "embertide/store.h"
+#include "embertide/serving_store.h"
 #include "ssd/block_file.h"
 
 namespace embertide {
@@ -160,7 +160,7 @@ class Bench {
       return chosen;
     };
     table_ = table;
-    auto store = Store::Open(options);
+    auto store = ServingStore::Open(options);
     Check(store.ok() ? Status::Ok() : store.status());
     store_ = std::move(*store);
   }
@@ -252,7 +252,7 @@ class Bench {
   const uint64_t rows_;
   const uint32_t dim_;
   TableConfig table_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<ServingStore> store_;
   ChosenFile* file_ = nullptr;
   std::unique_ptr<rocksdb::DB> rocks_;
   uint64_t seed_ = 0;

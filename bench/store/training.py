@@ -1,6 +1,6 @@
 """The training step, embedding side alone: pooled forward, then gradients of the bags into rows.
 
-Ours by hashed 64-bit keys, exact row-wise Adagrad in a store of the training profile; FBGEMM's TBE
+Ours by hashed 64-bit keys, exact row-wise Adagrad in a TrainingStore; FBGEMM's TBE
 by dense ids with EXACT_ROWWISE_ADAGRAD. The sides take turns in one process, batches are never
 repeated, rows and optimizer state lie in huge pages where the side lets them. Forward and backward
 are timed apart; the bars are for both together. Ours also keeps the utility of each row's chunks.

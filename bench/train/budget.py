@@ -7,6 +7,7 @@ without. Each block of events is scored with the newest net and each image's row
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -42,8 +43,10 @@ class _Served(BlockQuality):
         self.by_budget = {budget: Prequential() for budget in images}
 
     @contextlib.contextmanager
-    def _looking_up(self, store: _store.Store) -> Iterator[None]:
-        own, self._rows.store = self._rows.store, store
+    def _looking_up(self, store: _store.ServingStore) -> Iterator[None]:
+        own = self._rows.store
+        # Scoring asks for nothing but lookups, which both faces have.
+        self._rows.store = cast(_store.TrainingStore, store)
         try:
             yield
         finally:

@@ -124,7 +124,7 @@ def test_a_file_written_from_the_page_is_read(tmp_path: Path) -> None:
 
 
 def test_a_row_is_the_same_from_trainer_to_file_to_node(tmp_path: Path) -> None:
-    trained = _store.Store(tables=[table(0)], profile="train", ddr_budget_bytes=8 << 20)
+    trained = _store.TrainingStore(tables=[table(0)], ddr_budget_bytes=8 << 20)
     keys = np.array([5, 11, 5], dtype=np.int64)
     trained.ensure_rows(0, keys)
     gradients = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -132,7 +132,7 @@ def test_a_row_is_the_same_from_trainer_to_file_to_node(tmp_path: Path) -> None:
     trained.set_live(0, 11, 2)
     records = trained.take_changes(0, 0)
     info = _store.write_bucket_file(str(tmp_path), table(0), 0, 1, records)
-    node = _store.Store(tables=[table(0)], ddr_budget_bytes=8 << 20)
+    node = _store.ServingStore(tables=[table(0)], ddr_budget_bytes=8 << 20)
     node.stage_records(1, 0, 0, _store.read_bucket_file(str(tmp_path), table(0), info))
     node.commit(1)
     assert node.export_bucket(0, 0) == records == trained.export_bucket(0, 0)

@@ -140,7 +140,7 @@ def test_bucket_files_deltas_and_commits_lead_to_the_rows_of_the_next_snapshot(
     first, second = publication.snapshots()
     manifests = [read_manifest(publication.snapshot_path(each)) for each in (first, second)]
     tables = [store_table(table, i, RUN.seed) for i, table in enumerate(RUN.model.tables)]
-    store = _store.Store(tables=tables, ddr_budget_bytes=16 << 20)
+    store = _store.ServingStore(tables=tables, ddr_budget_bytes=16 << 20)
     index = {table.name: t for t, table in enumerate(tables)}
 
     def stage(number: int, manifest: dict[str, Any], version: VersionId) -> None:

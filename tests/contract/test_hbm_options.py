@@ -8,7 +8,7 @@ from embertide import _store
 HBM = 0  # a SOURCE
 
 
-def store(**options: object) -> _store.Store:
+def store(**options: object) -> _store.ServingStore:
     layout = _store.RowLayout(chunk_dim=4)
     table = _store.TableConfig(name="item", id=0, layout=layout)
     values = np.ones(4, np.float32)
@@ -16,7 +16,7 @@ def store(**options: object) -> _store.Store:
         _store.encode_record(key, 1, 0, _store.encode_payload(layout, 1, values))
         for key in range(100)
     )
-    made = _store.Store(
+    made = _store.ServingStore(
         tables=[table],
         ddr_budget_bytes=64 << 20,
         hbm_budget_bytes=16 << 20,

@@ -161,7 +161,7 @@ def test_a_row_applied_early_is_found(site: Site) -> None:
 
 def test_a_row_has_the_same_bytes_in_trainer_bus_file_and_node(site: Site) -> None:
     key, table = 7, TABLES[0]
-    store = _store.Store(tables=[table], profile="train", ddr_budget_bytes=16 << 20)
+    store = _store.TrainingStore(tables=[table], ddr_budget_bytes=16 << 20)
     store.ensure_rows(0, np.array([key]))
     gradient = np.linspace(-1, 1, DIM, dtype=np.float32)[np.newaxis]
     store.apply_gradients([(0, np.array([key]), None, gradient)], learning_rate=0.1)

@@ -56,7 +56,7 @@ class Reference:
         self._table_F = [ids[feature["table"]] for feature in manifest["features"]]
         names = [feature["name"] for feature in manifest["features"]]
         self.keys_SF = _samples(source, names)
-        store = _store.Store(tables=list(tables.values()), ddr_budget_bytes=_STORE_BYTES)
+        store = _store.ServingStore(tables=list(tables.values()), ddr_budget_bytes=_STORE_BYTES)
         for fields in manifest["buckets"]:
             info = _store.BucketFileInfo(**fields)
             t = ids[info.table]

@@ -105,9 +105,9 @@ def test_a_store_of_the_planned_size_hits_as_predicted(
     assert 0.4 < planned.ddr_hits < 0.9
     layout = _store.RowLayout(chunk_dim=64)
     table = _store.TableConfig(name="item", id=1, layout=layout, bucket_bits=1)
-    trainer = _store.Store(tables=[table], profile="train", ddr_budget_bytes=64 << 20)
+    trainer = _store.TrainingStore(tables=[table], ddr_budget_bytes=64 << 20)
     trainer.ensure_rows(0, np.arange(24_000))
-    store = _store.Store(
+    store = _store.ServingStore(
         tables=[table],
         ddr_budget_bytes=planned.ddr_bytes,
         ssd_budget_bytes=64 << 20,

@@ -45,10 +45,10 @@ class Form:
         )
 
 
-def trained(form: Form, optimizer: str = "adagrad") -> _store.Store:
+def trained(form: Form, optimizer: str = "adagrad") -> _store.TrainingStore:
     """A store of rows that have learned, some with a dead chunk."""
-    store = _store.Store(
-        tables=[form.table()], profile="train", optimizer=optimizer, ddr_budget_bytes=64 << 20
+    store = _store.TrainingStore(
+        tables=[form.table()], optimizer=optimizer, ddr_budget_bytes=64 << 20
     )
     keys_N = np.arange(1, ROWS + 1, dtype=np.int64) * 7919
     store.ensure_rows(0, keys_N)
@@ -65,12 +65,12 @@ def trained(form: Form, optimizer: str = "adagrad") -> _store.Store:
 
 
 def carried(
-    source: _store.Store, old: Form, new: Form, *, optimizer: str = "adagrad", **more: bool
-) -> _store.Store:
+    source: _store.TrainingStore, old: Form, new: Form, *, optimizer: str = "adagrad", **more: bool
+) -> _store.TrainingStore:
     """The rows of a store in one of another form."""
     carrier = RowCarrier(old.table(), new.table(), **{"state": True, "counters": True, **more})
-    store = _store.Store(
-        tables=[new.table()], profile="train", optimizer=optimizer, ddr_budget_bytes=64 << 20
+    store = _store.TrainingStore(
+        tables=[new.table()], optimizer=optimizer, ddr_budget_bytes=64 << 20
     )
     for olds, news in carrier.groups():
         parts = [Part(source.export_bucket(0, b), source.bucket_state(0, b)) for b in olds]
@@ -81,7 +81,7 @@ def carried(
     return store
 
 
-def rows_of(store: _store.Store, form: Form) -> dict[int, tuple[int, NDArray[np.float32]]]:
+def rows_of(store: _store.TrainingStore, form: Form) -> dict[int, tuple[int, NDArray[np.float32]]]:
     """Mask and values of every row, by key."""
     rows: dict[int, tuple[int, NDArray[np.float32]]] = {}
     for bucket in range(1 << form.bits):
@@ -94,7 +94,7 @@ def rows_of(store: _store.Store, form: Form) -> dict[int, tuple[int, NDArray[np.
     return rows
 
 
-def states_of(store: _store.Store, form: Form) -> dict[int, list[Any]]:
+def states_of(store: _store.TrainingStore, form: Form) -> dict[int, list[Any]]:
     """What training keeps of every row, by key."""
     states: dict[int, list[Any]] = {}
     for bucket in range(1 << form.bits):
@@ -172,7 +172,7 @@ def test_another_dtype_rounds_values_once(dtype: str) -> None:
 
 def test_a_value_that_does_not_fit_is_named() -> None:
     form, new = Form(bits=0), Form(bits=0, dtype="fp16")
-    store = _store.Store(tables=[form.table()], profile="train", ddr_budget_bytes=16 << 20)
+    store = _store.TrainingStore(tables=[form.table()], ddr_budget_bytes=16 << 20)
     store.ensure_rows(0, np.array([5], np.int64))
     big = np.full((1, DIM), 1e9, np.float32)
     store.apply_gradients([(0, np.array([5], np.int64), None, big)], learning_rate=1e6)

@@ -148,12 +148,11 @@ class TracedTables:
 
     def __init__(self) -> None:
         layout = _store.RowLayout(dtype="fp32", chunks=1, chunk_dim=2)
-        self.store = _store.Store(
+        self.store = _store.TrainingStore(
             tables=[
                 _store.TableConfig(name=f"t{t}", id=t, layout=layout, bucket_bits=0)
                 for t in range(3)
             ],
-            profile="train",
             optimizer="sgd",
             ddr_budget_bytes=8 << 20,
         )

@@ -46,7 +46,7 @@ class Node:
     def _read(self, records: list[Any]) -> Rates:
         rates = np.zeros((len(TABLES), KEYS))
         for table, _, data in records:
-            store = _store.Store(
+            store = _store.ServingStore(
                 tables=[_store.TableConfig(name="t", id=0, layout=table.layout)],
                 ddr_budget_bytes=1 << 24,
             )

@@ -426,10 +426,10 @@ def test_an_end_that_was_published_with_another_state_is_published_again(
 # --- a version that cannot be written -------------------------------------------------------------
 
 
-def served_rows(publication: Publication, trainer: Trainer) -> "_store.Store":
+def served_rows(publication: Publication, trainer: Trainer) -> "_store.ServingStore":
     """What a node has that took every version's changes: the first version has no rows."""
     tables = trainer.state.rows.tables
-    store = _store.Store(tables=tables, ddr_budget_bytes=256 << 20)
+    store = _store.ServingStore(tables=tables, ddr_budget_bytes=256 << 20)
     index = {table.id: t for t, table in enumerate(tables)}
     store.commit(1)
     for version in publication.deltas():

@@ -10,12 +10,11 @@ _KEYS = np.array([7, -3, 12], np.int64)
 _GRADIENTS = np.ones((3, 4), np.float32)
 
 
-def _store_of_one_table(new_row_accesses: int = 1) -> _store.Store:
+def _store_of_one_table(new_row_accesses: int = 1) -> _store.TrainingStore:
     layout = _store.RowLayout(chunks=1, chunk_dim=4, dtype="fp32")
     table = _store.TableConfig(name="t", id=0, layout=layout, bucket_bits=0)
-    return _store.Store(
+    return _store.TrainingStore(
         tables=[table],
-        profile="train",
         utility="accesses",
         utility_decay=1.0,
         new_row_accesses=new_row_accesses,

@@ -9,17 +9,17 @@ _DIM = 4
 _BUCKETS = 4
 
 
-def _store_of_one_table(waiting_bytes: int = 1 << 14) -> _store.Store:
+def _store_of_one_table(waiting_bytes: int = 1 << 14) -> _store.TrainingStore:
     layout = _store.RowLayout(chunks=1, chunk_dim=_DIM, dtype="fp32")
     table = _store.TableConfig(name="t", id=0, layout=layout, bucket_bits=2)
-    return _store.Store(tables=[table], profile="train", prune_groups=[([0], waiting_bytes, [])])
+    return _store.TrainingStore(tables=[table], prune_groups=[([0], waiting_bytes, [])])
 
 
 def _rank_of(key: int) -> int:
     return (_store.hash_key(key) & 0xFFFFFFFFFFFFFFFF) * _BUCKETS // 2**64 % 2
 
 
-def _learn(whole: _store.Store, ranks: list[_store.Store]) -> None:
+def _learn(whole: _store.TrainingStore, ranks: list[_store.TrainingStore]) -> None:
     keys = np.arange(500, dtype=np.int64)
     gradients = np.random.default_rng(1).standard_normal((500, _DIM), dtype=np.float32)
     whole.apply_gradients([(0, keys, None, gradients)], learning_rate=0.1)

@@ -58,7 +58,7 @@ def fresh(whole: Trainer, tmp_path: Path) -> Publication:
 def replayed(trainer: Trainer) -> Iterator[tuple[int, list[bytes]]]:
     """Give each version and the buckets of a node that followed every delta."""
     publication, tables = trainer.publication, trainer.state.rows.tables
-    node = _store.Store(tables=tables, ddr_budget_bytes=64 << 20)
+    node = _store.ServingStore(tables=tables, ddr_budget_bytes=64 << 20)
     node.commit(1)  # version 1 is the untrained model, without rows
     ordinals = {table.id: t for t, table in enumerate(tables)}
     for version in publication.deltas():
@@ -192,7 +192,7 @@ def test_what_a_damaged_file_held_goes_out_again(fresh: Publication) -> None:
     with pytest.raises(Killed):
         trainer.fit(NEWS, progress=until_published, every_s=0)
     (first,) = (version for version in fresh.deltas() if version > before)
-    node = _store.Store(tables=trainer.state.rows.tables, ddr_budget_bytes=64 << 20)
+    node = _store.ServingStore(tables=trainer.state.rows.tables, ddr_budget_bytes=64 << 20)
     places = list(trainer.state.rows.places())
     for (t, _, bucket), records in zip(places, taken[before.number], strict=True):
         node.stage_records(1, t, bucket, records)

@@ -107,7 +107,7 @@ class Site:
             for batch in self.publication.read_batches(version):
                 table = TABLES[batch.table_id]
                 one = _store.TableConfig(name="t", id=0, layout=table.layout)
-                store = _store.Store(tables=[one], ddr_budget_bytes=1 << 24)
+                store = _store.ServingStore(tables=[one], ddr_budget_bytes=1 << 24)
                 store.stage_records(1, 0, 0, batch.records)
                 store.commit(1)
                 keys = _store.record_keys(table.layout, batch.records).astype(np.int64)

@@ -178,9 +178,8 @@ class EmbeddingStore(nn.Module):
         self.optimizer = optimizer or OptimizerConfig()
         learned = [store_table(table, i, seed) for i, table in enumerate(config.tables)]
         self.tables = [*learned, *history_tables(config)]
-        self.store = _store.Store(
+        self.store = _store.TrainingStore(
             tables=self.tables,
-            profile="train",
             devices=devices,
             ddr_budget_bytes=ddr_budget_bytes,
             ssd_budget_bytes=ssd_budget_bytes,

@@ -1,6 +1,6 @@
 """A published version that scores events by itself: frozen, without a node and without a run.
 
-It does what a node does: rows of the version in a store of the serving profile, columns that nodes
+It does what a node does: rows of the version in a ServingStore, columns that nodes
 make (crosses, histories) made as they make them, the version's transforms, and the snapshot's
 compiled program with the version's tensors. So its scores are those that a node serves.
 
@@ -97,7 +97,7 @@ class PublishedModel:
         widths = [tables[t].layout.dim for t in self._place]
         self._begin = np.cumsum([0, *widths]).tolist()
         self._transforms = read_transforms(files.snapshot)
-        self._store = _store.Store(
+        self._store = _store.ServingStore(
             tables=tables, ddr_budget_bytes=ddr_budget_bytes, window_versions=1
         )
         self._load_rows({table.id: t for t, table in enumerate(tables)})

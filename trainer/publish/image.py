@@ -75,7 +75,7 @@ class PublishedImage:
     """What nodes hold of the newest version. Used by one thread.
 
     Attributes:
-        store: The rows, of the serving profile; its versions are numbered by itself.
+        store: The rows as a node has them; its versions are numbered by itself.
         stats: Counters.
 
     Takes the payload and index of every row a second time, without optimizer state, and 24 bytes
@@ -99,7 +99,7 @@ class PublishedImage:
         self._budget = budget
         self._bytes_a_version = budget.bytes_per_s * publish_every_s
         self._ordinals = {table.id: t for t, table in enumerate(rows.tables)}
-        self.store = _store.Store(
+        self.store = _store.ServingStore(
             tables=rows.tables, ddr_budget_bytes=budget.image_bytes, window_versions=1
         )
         self._waiting = {(t, bucket): _NONE for t, _, bucket in rows.places()}

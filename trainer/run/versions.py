@@ -383,7 +383,7 @@ class Versions:
             mine = self._rows.store.export_bucket(t, bucket)
             # Rows, their slots' slack and the index, with room to spare.
             budget = (64 << 20) + 4 * (len(records) + sum(map(len, changed)))
-            theirs = _store.Store(tables=[table], ddr_budget_bytes=budget)
+            theirs = _store.ServingStore(tables=[table], ddr_budget_bytes=budget)
             for each in (records, *changed):
                 theirs.stage_records(1, 0, bucket, each)
             theirs.commit(1)

@@ -23,9 +23,9 @@
 #include "embertide/dense.h"
 #include "embertide/follower.h"
 #include "embertide/no_answer.h"
+#include "embertide/serving_store.h"
 #include "embertide/settings.h"
 #include "embertide/snapshot.h"
-#include "embertide/store.h"
 #include "embertide/task_health.h"
 #include "embertide/transform.h"
 
@@ -186,7 +186,7 @@ class Node {
   // Loads the whole snapshot, then follows the publication, if there is one. Where the publication
   // is to say which snapshot: the newest that is whole; one that is harmed, or pruned while the
   // node waited for its plan, is passed over. Errors are those of ReadManifest, ReadBucketFile,
-  // Store::Open and DenseProgram::Open; nothing is left behind when it fails.
+  // ServingStore::Open and DenseProgram::Open; nothing is left behind when it fails.
   static Result<std::unique_ptr<Node>> Open(NodeOptions options);
   ~Node();
 
@@ -199,7 +199,7 @@ class Node {
   const FormerLayouts& former_layouts() const { return *former_layouts_; }
   // Sum of the features' dims: the width of a `lookup` answer when all features are pooled.
   uint32_t total_dim() const { return total_dim_; }
-  const Store& store() const;
+  const ServingStore& store() const;
   // Epoch of the plan that it acts by; 1 for a node alone.
   uint64_t plan_epoch() const;
   // Pins the version that most live peers hold, not older than the last one pinned; the newest of

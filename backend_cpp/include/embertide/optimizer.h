@@ -1,4 +1,4 @@
-// Optimizers of the training profile: how a row's merged gradient becomes its next values.
+// Optimizers of a TrainingStore: how a row's merged gradient becomes its next values.
 //
 // A step sees each row once. g is the sum in fp64 of all its gradients in the batch, in the order
 // of the call; dim its dimensions, dead chunks' gradients included. Then, by element d where one is

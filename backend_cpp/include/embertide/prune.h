@@ -1,5 +1,5 @@
-// Pruning: what chunks are worth, which tables share what there is, what a pass did. Store::Prune
-// says how; docs/design/0008-pruning.md why.
+// Pruning: what chunks are worth, which tables share what there is, what a pass did.
+// TrainingStore::Prune says how; docs/design/0008-pruning.md why.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ struct PruneGroup {
 struct PruneOutcome {
   float price = 0.0F;  // of a byte, in utility; 0: all that is of use fits
   uint64_t rows = 0;   // that are left
-  uint64_t bytes = 0;  // that they take: see Store::Prune
+  uint64_t bytes = 0;  // that they take: see TrainingStore::Prune
   uint64_t rows_pruned = 0;
   uint64_t rows_expired = 0;
   uint64_t chunks_pruned = 0;  // of rows that are left

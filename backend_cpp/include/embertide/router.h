@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "embertide/status.h"
-#include "embertide/store.h"
+#include "embertide/training_store.h"
 
 namespace embertide {
 

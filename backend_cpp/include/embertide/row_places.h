@@ -12,7 +12,7 @@
 
 namespace embertide {
 
-// Made by ReadView::Lookup, used by Store::ApplyGradients. One thread at a time.
+// Made by ReadView::Lookup, used by TrainingStore::ApplyGradients. One thread at a time.
 struct RowPlaces {
   // Of a key each, in the order of the request: the Location of its row in DDR; 0: it has none
   // there, or that is not known.

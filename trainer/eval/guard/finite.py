@@ -47,7 +47,7 @@ class FiniteScan:
                 continue  # any 64 bits are a key
             keys = _store.record_keys(table.layout, batch.records)
             alone = _store.TableConfig(name="t", id=0, layout=table.layout)
-            store = _store.Store(tables=[alone], ddr_budget_bytes=_ROOM)
+            store = _store.ServingStore(tables=[alone], ddr_budget_bytes=_ROOM)
             store.stage_records(1, 0, 0, batch.records)
             store.commit(1)
             rows_ND, _, _ = store.lookup(0, keys.astype(np.int64))

@@ -3,12 +3,17 @@
 
 #include <cstdint>
 
-#include "embertide/store.h"
+#include "embertide/store_options.h"
 
 namespace embertide {
 
+enum class Profile : uint8_t {
+  kServe,  // index, payload and versions; nothing else
+  kTrain,  // beside each payload an aux slot: optimizer state, utility per chunk, decay epoch
+};
+
 // kInvalidArgument naming the option, its value and what to give.
-Status ValidateOptions(const StoreOptions& options);
+Status ValidateOptions(const StoreOptions& options, Profile profile);
 // What the tables with budgets of their own leave to the others, of DDR or of the SSD.
 uint64_t LeftToShare(const StoreOptions& options, bool ssd);
 
