@@ -52,7 +52,6 @@ def test_rows_enter_a_twin_as_the_policy_says_and_are_counted(policy: str, enter
         ({"hbm_devices": 64}, "NOT_FOUND", "GPU"),
         ({"hbm_kind": "cpu"}, "INVALID_ARGUMENT", "use gpu or twin"),
         ({"hbm_kind": "twin", "hbm_policy": "lru"}, "INVALID_ARGUMENT", "clock:2 to clock:15"),
-        ({"hbm_kind": "twin", "profile": "train"}, "INVALID_ARGUMENT", "a trainer has none"),
     ],
 )
 def test_what_cannot_be_is_refused_and_says_why(
