@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev libmicrohttpd-dev libssl-dev openssl protobuf-compiler-grpc pkg-config python3-dev \
   python3-venv libb64-0d clang-19 libclang-rt-19-dev redis-tools
 
-.PHONY: configure help accept demo chaos soak bench-fresh bench-overload dev cpp serving check check-style check-words check-types check-protos check-cpp proto-baseline test test-long kill-test coverage bench-checkpoints bench-model bench-generality bench-serve bench-remote bench-beside bench-security bench-edges bench-front bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks bench-rank bench-sync bench-search perf-check gpu-deps gpu-check test-asan test-tsan test-aarch64 fuzz fuzz-targets fuzz-long images pins sbom lock wheel site clean
+.PHONY: configure help accept demo chaos soak bench-fresh bench-overload dev cpp serving check check-style check-words check-types check-protos check-cpp proto-baseline test test-long kill-test coverage bench-checkpoints bench-model bench-generality bench-learns bench-serve bench-remote bench-beside bench-security bench-edges bench-front bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks bench-rank bench-sync bench-search perf-check gpu-deps gpu-check test-asan test-tsan test-aarch64 fuzz fuzz-targets fuzz-long images pins sbom lock wheel site clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -160,6 +160,9 @@ bench-model: dev cpp build/.torchrec ## a model's life: nets of one's own, chang
 
 bench-generality: dev cpp ## defaults over twelve kinds of data against a tuned factorisation machine; SETS="ads bank", QUICK=1, FILES="a.csv" for files of yours; runs are resumed; half an hour
 	$(BIN)/python -m bench.generality $(SETS) $(if $(QUICK),--quick) $(foreach f,$(FILES),--file "$(f)")
+
+bench-learns: dev cpp ## what a user gets without a setting: leaks that are said, of 200 tables with one and 200 without; PARTS="leaks"; ten minutes
+	$(BIN)/python -m bench.learns $(PARTS)
 
 bench-serve: dev cpp ## serving against torch in Triton, in Python and in C++; twenty minutes
 	$(BIN)/python -m bench.serve

@@ -67,7 +67,7 @@ def test_ratings_by_user_become_a_run_in_order_of_time(tmp_path: Path) -> None:
 def test_rows_without_a_time_are_counted_and_not_dated(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     columns = {"color": rng.choice(["red", "blue"], 9000), "weight": rng.normal(0, 1, 9000)}
-    columns["y"] = (columns["weight"] > 0).astype(np.int64)
+    columns["y"] = (columns["weight"] + rng.normal(0, 1, 9000) > 0).astype(np.int64)
     path = tmp_path / "shop.csv"
     lines = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
     path.write_text("\n".join([",".join(columns), *lines]) + "\n")

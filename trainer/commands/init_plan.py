@@ -31,6 +31,7 @@ from embertide.trainer.data.columns import (
 )
 from embertide.trainer.data.files import matching_files
 from embertide.trainer.data.guess import Asked, Guess, check_names, feature_name, guess
+from embertide.trainer.data.leaks_of_table import table_notes, without_leaks
 from embertide.trainer.data.texts import Kind
 from embertide.trainer.errors import ConfigurationError, DataError
 from embertide.trainer.run import defaults
@@ -109,6 +110,10 @@ def plan_of(given: Input, asked: Asked, name: str | None, output: Path) -> Plan:
         found = guess(all_facts, asked)
         found.schema()
     notes = list(files.notes)
+    found, said = without_leaks(found, table_notes(sample.table, found, rows), asked)
+    notes += said
+    with _named(given.title):
+        _check_kept(found)
     ts, clock = found.named("time"), None
     if ts is not None:
         by_name = {each.facts.name: each.facts for each in found.choices}
@@ -178,6 +183,17 @@ def _named(title: str) -> Iterator[None]:
         yield
     except ConfigurationError as error:
         raise ConfigurationError(f"{title}: {error}") from error
+
+
+def _check_kept(found: Guess) -> None:
+    """Refuse a guess whose keys were all left out as leaks; `found.schema()` was right before."""
+    try:
+        found.schema()
+    except ConfigurationError as error:
+        out = [
+            f"{each.facts.name}: {each.why}" for each in found.choices if each.role == "left out"
+        ]
+        raise ConfigurationError(f"{error}. Left out are {'; '.join(map(shown, out))}") from error
 
 
 def _look(files: Files, asked: Asked) -> tuple[Sample, list[ColumnFacts], int]:

@@ -1,10 +1,11 @@
 """What `train` says at its end: a table that a person can read, however many days there were."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from embertide._common.terminal import Table, show_table
+from embertide.trainer.data.csv import listed
 from embertide.trainer.eval.metrics import Summary, day_name
 
 MIN_EVENTS = 200
@@ -42,8 +43,12 @@ def show(
     unsampled: int,
     has_clock: bool,
     warm_start: str = "",
+    leaks: Sequence[str] = (),
 ) -> None:
-    """Print the result of a run; `warm_start`: the folder that it began with."""
+    """Print the result of a run.
+
+    `warm_start` is the folder that it began with; `leaks` are columns that tell the label.
+    """
     table = Table(header=False)
     table.add_column(style="bold")
     table.add_column()
@@ -53,6 +58,9 @@ def show(
         table.add_row(name, text)
         if name == "AUC" and warm_start:
             table.add_row("", f"the run in {warm_start} may have learned these events before")
+        if name == "AUC" and leaks:
+            said = "no AUC to expect of serving: the label is told by"
+            table.add_row("", f"{said} {listed(leaks)}")
     show_table(table, width=_COLUMNS)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import os
 import signal
 import sys
@@ -31,8 +32,12 @@ from embertide.trainer.config import PruneConfig, RunConfig, Sync
 from embertide.trainer.config.assign import assigned, values
 from embertide.trainer.config.sync import STRATEGIES, parse_sync
 from embertide.trainer.data.base import EventSource
+from embertide.trainer.data.leaks import REMEDIES, ColumnNote
+from embertide.trainer.data.watch import WatchedSource
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.presets import preset_model
+
+log = logging.getLogger(__name__)
 
 # Options that are settings of a run: a run's file has them, or the command line.
 _PACE = ("publish_every_s", "snapshot_every")
@@ -417,8 +422,9 @@ def command(
         signal.signal(signal.SIGTERM, lambda *_: trainer.stop())
         if keep_after is not None and keep_in is not None:
             trainer.versions.keep_copy(keep_after, keep_in)
+        watched = WatchedSource(source, _say_note)
         trainer.fit(
-            source,
+            watched if first else source,
             gate=ScoredGate(bus, run.model.name) if bus and behind_scorer else None,
             progress=show_all,
             idle=idle,
@@ -454,6 +460,7 @@ def command(
                 each.config.name: each.forgotten for each in trainer.state.histories
             },
             "undone_events": trainer.undone_events,
+            "column_notes": [dataclasses.asdict(each) for each in watched.notes],
             "rejected": source.dead_letters.by_reason,
             "source": source.counters(),
             "labels": {} if trainer.state.waiting is None else trainer.state.waiting.counters(),
@@ -480,8 +487,14 @@ def command(
         unsampled=trainer.unsampled,
         has_clock=source.schema.has_clock,
         warm_start=trainer.warm_start,
+        leaks=[note.columns[0] for note in watched.notes if note.is_leak],
     )
     _end_if_stopped(trainer.stopped)
+
+
+def _say_note(note: ColumnNote) -> None:
+    """Say what was found of a column: on stderr, and in the log."""
+    log.warning("%s; %s", note.text, REMEDIES[note.kind])
 
 
 def _origin(publication: Path, fork: Path | None, warm_start: Path | None) -> Path | None:

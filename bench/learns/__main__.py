@@ -1,0 +1,20 @@
+"""What a user gets without a setting: `make bench-learns`, or `python -m bench.learns PART`.
+
+It prints a table a part and writes `build/bench/learns_PART.json`.
+"""
+
+import argparse
+import sys
+
+from bench import parts
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--tables", type=int, default=200, help="of either kind, for `leaks`")
+    return parser
+
+
+if __name__ == "__main__":
+    # The exit code says whether they ran, not whether bars were reached.
+    sys.exit(parts.main("bench.learns", "Learning", ("leaks",), __doc__, _options()))
