@@ -252,20 +252,43 @@ std::string Transforms::text() const {
   return OrderedJson{{"format", kTransformsFormat}, {"columns", columns}}.dump(1) + "\n";
 }
 
+bool Transforms::ApplyTo(const DenseColumn& column, float raw, float* out) {
+  const bool gone = std::isnan(raw);
+  float value = gone ? static_cast<float>(column.fill) : Finite(raw);
+  for (size_t s = 0; !gone && s < column.steps.size(); ++s) {
+    value = Finite(Take(column.steps[s], value));
+  }
+  *out = value;
+  if (column.missing) out[1] = gone ? 1.0F : 0.0F;
+  return gone;
+}
+
 uint64_t Transforms::Apply(std::span<const float> raw_BD, float* out) const {
   uint64_t missing = 0;
   const size_t values = columns_.empty() ? 0 : raw_BD.size();
   for (size_t at = 0; at < values; at += columns_.size()) {
     for (size_t c = 0; c < columns_.size(); ++c) {
-      const DenseColumn& column = columns_[c];
-      const bool gone = std::isnan(raw_BD[at + c]);
-      float value = gone ? static_cast<float>(column.fill) : Finite(raw_BD[at + c]);
-      for (size_t s = 0; !gone && s < column.steps.size(); ++s) {
-        value = Finite(Take(column.steps[s], value));
+      missing += ApplyTo(columns_[c], raw_BD[at + c], out) ? 1 : 0;
+      out += columns_[c].missing ? 2 : 1;
+    }
+  }
+  return missing;
+}
+
+uint64_t Transforms::Apply(std::span<const float> raw_BD, std::span<const uint32_t> context_of,
+                           const std::vector<bool>& is_context, float* out) const {
+  uint64_t missing = 0;
+  for (size_t s = 0; s < context_of.size(); ++s) {
+    const bool known = s > 0 && context_of[s] != kNoContext && context_of[s] == context_of[s - 1];
+    const float* raw = raw_BD.data() + s * columns_.size();
+    for (size_t c = 0; c < columns_.size(); ++c) {
+      const size_t width = columns_[c].missing ? 2 : 1;
+      if (known && is_context[c]) {
+        std::copy_n(out - outputs_, width, out);
+      } else {
+        missing += ApplyTo(columns_[c], raw[c], out) ? 1 : 0;
       }
-      *out++ = value;
-      if (column.missing) *out++ = gone ? 1.0F : 0.0F;
-      missing += gone ? 1 : 0;
+      out += width;
     }
   }
   return missing;

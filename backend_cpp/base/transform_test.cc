@@ -83,6 +83,30 @@ TEST(TransformTest, MissingValuesReadAsTheFillAndAreCounted) {
   EXPECT_EQ(out, (std::vector<float>{-2.5F, 1, 7, 0, 0, 0}));
 }
 
+TEST(TransformTest, WhatNeighboursOfAContextShareIsTransformedAndCountedOnce) {
+  const std::string log1p = R"({"kind":"log1p"})";
+  const std::string missing = R"("fill":-2.5,"missing":true)";
+  Result<Transforms> transforms =
+      Transforms::Parse(File(Column(log1p, missing) + "," + Column(log1p) + "," + Column("")));
+  ASSERT_TRUE(transforms.ok()) << transforms.status().ToString();
+  const std::vector<float> raw = {kNan, 3, 1, kNan, 4, 1, 5, 6, 2, 5, kNan, 2, 5, 7, 2};
+  constexpr uint32_t kNone = Transforms::kNoContext;
+  std::vector<float> want(20);
+  EXPECT_EQ(transforms->Apply(raw, want.data()), 3U);
+  const auto apply = [&](const std::vector<uint32_t>& context_of, std::vector<float> values) {
+    std::vector<float> out(20);
+    const uint64_t gone = transforms->Apply(values, context_of, {true, false, true}, out.data());
+    EXPECT_EQ(out, want);
+    return gone;
+  };
+  EXPECT_EQ(apply({0, 0, 1, 1, 1}, raw), 2U);
+  EXPECT_EQ(apply({kNone, kNone, kNone, kNone, kNone}, raw), 3U);
+  // They are not looked at again.
+  std::vector<float> others = raw;
+  others[3] = others[5] = others[9] = 99;
+  EXPECT_EQ(apply({0, 0, 1, 1, kNone}, others), 2U);
+}
+
 TEST(TransformTest, WhatComesOutIsFiniteWhateverComesIn) {
   const std::string steep = R"({"kind":"standardise","mean":-1e38,"std":1e-37})";
   const float inf = std::numeric_limits<float>::infinity();

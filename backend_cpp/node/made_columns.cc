@@ -154,7 +154,8 @@ Status MadeColumns::Complete(std::span<const int64_t> keys, std::span<const uint
   const auto key_of = [&](size_t sample, uint32_t feature) {
     return keys[BagOf(offsets, sample, feature).begin];
   };
-  whole->samples = samples;
+  whole->rows = samples;
+  whole->contexts = 0;
   whole->keys.clear();
   whole->offsets.clear();
   whole->weights.clear();
@@ -188,35 +189,49 @@ Status MadeColumns::Complete(std::span<const int64_t> keys, std::span<const uint
 }
 
 void MadeColumns::CompleteDense(std::span<const float> own, WholeRequest* whole) const {
-  whole->dense.assign(whole->samples * dense_, 0.0F);
-  for (size_t s = 0; s < whole->samples; ++s) {
+  whole->dense.assign(whole->rows * dense_, 0.0F);
+  for (size_t s = 0; s < whole->rows; ++s) {
     std::ranges::copy(own.subspan(s * own_dense_, own_dense_), &whole->dense[s * dense_]);
   }
 }
 
-size_t MadeColumns::PlaceOf(const WholeRequest& whole, size_t sample, uint32_t feature) const {
-  const size_t bag = sample * columns_.size() + feature;
+size_t MadeColumns::PlaceOf(const WholeRequest& whole, size_t row, uint32_t feature) const {
+  const size_t bag = row * columns_.size() + feature;
   return whole.offsets.empty() ? bag : whole.offsets[bag];
+}
+
+size_t MadeColumns::FirstRowOf(const MadeSequence& sequence, const WholeRequest& whole) {
+  return whole.contexts == 0 || whole.is_context[sequence.user] ? 0 : whole.contexts;
 }
 
 std::vector<int64_t> MadeColumns::UsersOf(const MadeSequence& sequence,
                                           const WholeRequest& whole) const {
-  std::vector<int64_t> users(whole.samples);
-  for (size_t s = 0; s < whole.samples; ++s) {
-    users[s] = whole.keys[PlaceOf(whole, s, sequence.user)];
+  const size_t first = FirstRowOf(sequence, whole);
+  const bool of_contexts = whole.contexts != 0 && whole.is_context[sequence.user];
+  std::vector<int64_t> users(of_contexts ? whole.contexts : whole.samples());
+  for (size_t u = 0; u < users.size(); ++u) {
+    users[u] = whole.keys[PlaceOf(whole, first + u, sequence.user)];
   }
   return users;
 }
 
 void MadeColumns::PutItems(const MadeSequence& sequence, std::span<const int64_t> rows,
                            WholeRequest* whole) const {
-  for (size_t s = 0; s < whole->samples; ++s) {
-    const auto items = rows.subspan(s * sequence.row_keys, sequence.places.size());
-    const int64_t own = whole->keys[PlaceOf(*whole, s, sequence.item)];
+  const size_t first = FirstRowOf(sequence, *whole);
+  const auto items_of = [&](size_t row) {
+    return rows.subspan((row - first) * sequence.row_keys, sequence.places.size());
+  };
+  for (size_t row = first; row < first + rows.size() / sequence.row_keys; ++row) {
+    const auto items = items_of(row);
     for (size_t place = 0; place < items.size(); ++place) {
-      whole->keys[PlaceOf(*whole, s, sequence.places[place])] = items[place];
+      whole->keys[PlaceOf(*whole, row, sequence.places[place])] = items[place];
     }
-    if (whole->dense.empty()) continue;  // of a model that is only looked up
+  }
+  if (whole->dense.empty()) return;  // of a model that is only looked up
+  for (size_t s = 0; s < whole->samples(); ++s) {
+    const auto items = items_of(whole->RowOf(s, sequence.user));
+    const size_t item = PlaceOf(*whole, whole->RowOf(s, sequence.item), sequence.item);
+    const int64_t own = whole->keys[item];
     const auto is_item = [](int64_t key) { return key != kNoKey; };
     float* dense = &whole->dense[s * dense_ + sequence.dense];
     dense[0] = static_cast<float>(std::ranges::count_if(items, is_item));

@@ -26,13 +26,25 @@ namespace embertide {
 // The key of a cross of several keys, in this order.
 int64_t CrossKeys(std::span<const int64_t> keys);
 
-// A request with all of its columns, made ones among them.
+// A request with all of its columns, made ones among them. Its rows are its samples; with contexts
+// (node/context_columns.h) these come first, and then the samples: a row then has the bags of its
+// side alone, and those of the other side are empty.
 struct WholeRequest {
-  size_t samples = 0;
+  size_t rows = 0;
+  size_t contexts = 0;               // of those, the first; 0: it has none
+  std::vector<uint32_t> context_of;  // with contexts: by sample
+  std::vector<bool> is_context;      // the same: by feature, whether contexts have its bags
   std::vector<int64_t> keys;
-  std::vector<uint32_t> offsets;  // jagged: samples x F + 1, ascending; else empty
+  std::vector<uint32_t> offsets;  // jagged: rows x F + 1, ascending; else empty
   std::vector<float> weights;     // one a key; empty without
   std::vector<float> dense;       // samples x D
+
+  size_t samples() const { return rows - contexts; }
+  // The row that has a sample's bag of a feature.
+  size_t RowOf(size_t sample, uint32_t feature) const {
+    if (contexts == 0) return sample;
+    return is_context[feature] ? context_of[sample] : contexts + sample;
+  }
 };
 
 // A sequence whose columns a node makes.
@@ -61,6 +73,12 @@ class MadeColumns {
   const std::vector<uint32_t>& own() const { return own_; }
   // Whether a column is made from this feature.
   bool IsSource(uint32_t feature) const { return columns_[feature].is_source; }
+  // The features that this one is a cross of; empty: it is none.
+  const std::vector<uint32_t>& CrossedOf(uint32_t feature) const {
+    return columns_[feature].crossed;
+  }
+  // Whether it is a place of a sequence.
+  bool IsPlace(uint32_t feature) const { return columns_[feature].is_place; }
   const std::vector<MadeSequence>& sequences() const { return sequences_; }
 
   // Completes a request of own columns; places of sequences get kNoKey. `offsets`: of a jagged
@@ -71,13 +89,16 @@ class MadeColumns {
                   std::span<const float> weights, WholeRequest* whole) const;
   // Completes DENSE from its own columns, samples x own_dense; those of sequences get 0.
   void CompleteDense(std::span<const float> own, WholeRequest* whole) const;
-  // The user of each sample.
+  // The first of the rows that have the sequence's user and places: of all, or of one side. They
+  // are as many as UsersOf gives.
+  static size_t FirstRowOf(const MadeSequence& sequence, const WholeRequest& whole);
+  // The user of each of those rows.
   std::vector<int64_t> UsersOf(const MadeSequence& sequence, const WholeRequest& whole) const;
-  // Puts the rows of the users, samples x row_keys, into the columns of the sequence.
+  // Puts the rows of the users, UsersOf x row_keys, into the columns of the sequence.
   void PutItems(const MadeSequence& sequence, std::span<const int64_t> rows,
                 WholeRequest* whole) const;
-  // Where the one key of a made or singular column stands in WholeRequest::keys.
-  size_t PlaceOf(const WholeRequest& whole, size_t sample, uint32_t feature) const;
+  // Where the one key of a made or singular column of a row stands in WholeRequest::keys.
+  size_t PlaceOf(const WholeRequest& whole, size_t row, uint32_t feature) const;
 
  private:
   struct Column {

@@ -30,11 +30,13 @@ struct ModelState {
   ModelConfig config;
   std::unique_ptr<Node> node;
   std::unique_ptr<ModelMetrics> metrics;  // after node: it reads it
+  ContextColumns context;
 };
 
 struct ModelInstanceState {
   ModelInstanceState(const ModelState& model, std::vector<std::unique_ptr<DenseProgram>> programs)
-      : executor(model.config, *model.node, std::move(programs), model.metrics.get()) {}
+      : executor(model.config, *model.node, model.context, std::move(programs),
+                 model.metrics.get()) {}
   Executor executor;
 };
 
@@ -188,6 +190,14 @@ Status LoadModel(TRITONBACKEND_Model* model) {
   if (state->config.ranking) EMBERTIDE_RETURN_IF_ERROR(CheckRankable(*state->node));
   EMBERTIDE_RETURN_IF_ERROR(CheckSchema(state->config.schema_features, *state->node));
   EMBERTIDE_RETURN_IF_ERROR(CheckHeads(state->config.more_heads, *state->node));
+  Result<ContextColumns> context =
+      ContextColumns::Resolve(state->node->manifest(), state->node->made_columns(),
+                              state->node->transforms(), state->config.context_columns);
+  if (!context.ok()) {
+    return {context.status().code(),
+            "config.pbtxt: parameter " + context.status().message() + ": give names that it has"};
+  }
+  state->context = std::move(*context);
 
   MetricFamilies* families = nullptr;
   EMBERTIDE_RETURN_IF_ERROR(FamiliesOf(model, &families));

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
+#include <tuple>
 
 #include "base/clock.h"
 #include "node/placed_bags.h"
@@ -35,12 +36,26 @@ const Tensor* FindTensor(const std::vector<Tensor>& tensors, const std::string& 
   return nullptr;
 }
 
+// Whether a request has any input of contexts.
+bool HasContext(const std::vector<Tensor>& tensors, const TensorNames& names) {
+  return std::ranges::any_of(tensors, [&](const Tensor& tensor) {
+    return tensor.name == names.context_keys || tensor.name == names.candidates ||
+           tensor.name == names.context_lengths || tensor.name == names.context_weights ||
+           tensor.name == names.context_dense;
+  });
+}
+
+RequestSide SideOf(const Bags& bags, std::span<const float> weights) {
+  return {bags.keys, bags.offsets, weights};
+}
+
 }  // namespace
 
-Executor::Executor(const ModelConfig& config, const Node& node,
+Executor::Executor(const ModelConfig& config, const Node& node, const ContextColumns& context,
                    std::vector<std::unique_ptr<DenseProgram>> programs, ModelMetrics* metrics)
     : config_(config),
       node_(node),
+      context_(context),
       programs_(std::move(programs)),
       metrics_(metrics),
       sequences_(HasSequences(node.features())),
@@ -50,6 +65,12 @@ Executor::Executor(const ModelConfig& config, const Node& node,
       crew_(config.threads, &node.task_board()) {
   uint32_t column = 0;
   for (const Feature& feature : node.features()) {
+    if (context.any() && context.is_context()[features_.size()]) {
+      if (context_ranges_.empty() || context_ranges_.back().second != column) {
+        context_ranges_.emplace_back(column, column);
+      }
+      context_ranges_.back().second += feature.dim;
+    }
     features_.push_back({feature.table, feature.pooling, column});
     column += feature.dim;
   }
@@ -109,6 +130,9 @@ Refusal Executor::ValidateInputs(Job* job) {
   if (keys == nullptr) {
     return {Reason::kShape,
             Status(Code::kInvalidArgument, "input " + config_.tensors.keys + " is missing")};
+  }
+  if (HasContext(job->inputs, config_.tensors)) {
+    return ValidateContext(*keys, parameters.columns, job);
   }
   job->former = FormerOf(*keys, parameters.columns, *job);
   Refusal refusal = job->former != nullptr ? AdaptFormerRequest(*keys, job)
@@ -170,6 +194,89 @@ Refusal Executor::ValidateBags(const Tensor& keys, uint64_t columns, Job* job) {
                      keys, weighed_, &job->weights);
   }
   return own && refusal.reason == Reason::kNone ? AddDerivedColumns(job) : refusal;
+}
+
+Refusal Executor::ValidateContext(const Tensor& keys, uint64_t columns, Job* job) {
+  const TensorNames& names = config_.tensors;
+  const auto refuse = [](Reason reason, const std::string& message) {
+    return Refusal{reason, {Code::kInvalidArgument, message}};
+  };
+  if (!context_.any()) {
+    return refuse(Reason::kContext,
+                  "the model has no columns of contexts: send all columns with each sample");
+  }
+  if (columns != 0 && columns != context_.sample_keys()) {
+    return refuse(Reason::kShape, "parameter columns is " + std::to_string(columns) +
+                                      "; KEYS of a request with contexts has " +
+                                      std::to_string(context_.sample_keys()) + " columns");
+  }
+  const Tensor* of_contexts = FindTensor(job->inputs, names.context_keys);
+  if (of_contexts == nullptr) {
+    return refuse(Reason::kContext, "input " + names.context_keys + " is missing");
+  }
+  Bags contexts;
+  Bags samples;
+  RequestLimits limits = limits_;
+  limits.own_columns = 0;
+  limits.features = context_.context_keys();
+  Refusal refusal = ParseSide(*of_contexts, FindTensor(job->inputs, names.context_lengths), limits,
+                              "context", &contexts);
+  if (refusal.reason != Reason::kNone) return refusal;
+  limits.features = context_.sample_keys();
+  refusal = ParseSide(keys, FindTensor(job->inputs, names.lengths), limits, "candidate", &samples);
+  if (refusal.reason != Reason::kNone) return refusal;
+  WholeRequest& whole = job->whole;
+  std::vector<uint32_t> context_of;
+  refusal = ParseCandidates(names.candidates, FindTensor(job->inputs, names.candidates),
+                            contexts.samples, samples.samples, &context_of);
+  if (refusal.reason != Reason::kNone) return refusal;
+  std::span<const float> context_weights;
+  std::span<const float> sample_weights;
+  const auto weighs = [&](bool context) {
+    for (size_t f = 0; weighed_ && f < node_.features().size(); ++f) {
+      if (node_.features()[f].weighed && context_.is_context()[f] == context) return true;
+    }
+    return false;
+  };
+  refusal = ParseWeights(names.context_weights, FindTensor(job->inputs, names.context_weights),
+                         *of_contexts, weighs(true), &context_weights);
+  if (refusal.reason != Reason::kNone) return refusal;
+  refusal = ParseWeights(names.weights, FindTensor(job->inputs, names.weights), keys, weighs(false),
+                         &sample_weights);
+  if (refusal.reason != Reason::kNone) return refusal;
+  const MadeColumns& made = node_.made_columns();
+  const Status completed = context_.Complete(made, SideOf(contexts, context_weights),
+                                             SideOf(samples, sample_weights), context_of, &whole);
+  if (!completed.ok()) return {Reason::kLengths, completed};
+  if (refusal = CheckKeys(whole.keys.size()); refusal.reason != Reason::kNone) return refusal;
+  refusal = ValidateContextDense(contexts, samples, job);
+  if (refusal.reason != Reason::kNone) return refusal;
+  job->own = made.any();
+  job->bags = {.jagged = true,
+               .samples = samples.samples,
+               .contexts = contexts.samples,
+               .keys = whole.keys,
+               .offsets = whole.offsets};
+  job->weights = whole.weights;
+  metrics_->AddContexts(contexts.samples, samples.samples, ContextColumns::KeysSaved(whole));
+  return {};
+}
+
+Refusal Executor::ValidateContextDense(const Bags& contexts, const Bags& samples, Job* job) {
+  const TensorNames& names = config_.tensors;
+  std::span<const float> of_contexts;
+  std::span<const float> of_samples;
+  for (const auto& [name, bags, columns, values] :
+       {std::tuple(&names.context_dense, &contexts, &context_.context_dense(), &of_contexts),
+        std::tuple(&names.dense, &samples, &context_.sample_dense(), &of_samples)}) {
+    Refusal refusal =
+        ParseDense(*name, FindTensor(job->inputs, *name), static_cast<uint32_t>(columns->size()),
+                   node_.transforms(), *bags, values, *columns);
+    if (refusal.reason != Reason::kNone) return refusal;
+  }
+  context_.CompleteDense(of_contexts, of_samples, &job->whole);
+  job->dense = job->whole.dense;
+  return {};
 }
 
 const FormerLayout* Executor::FormerOf(const Tensor& keys, uint64_t columns, const Job& job) const {
@@ -289,7 +396,9 @@ Status Executor::SetParameters(const VersionInfo& version, const Job& job) const
 }
 
 size_t Executor::FloatsOf(const Job& job) const {
-  return sequences_ ? job.places.back() : size_t{job.bags.samples} * node_.total_dim();
+  const Bags& bags = job.bags;
+  return sequences_ ? job.places.back()
+                    : (size_t{bags.contexts} + bags.samples) * node_.total_dim();
 }
 
 // All outputs that may be asked for, or the embeddings that scores are made from.
@@ -363,10 +472,23 @@ KeyBags Executor::BagsOf(const Job& job) const {
 // matrix of embeddings and of the scores of each head.
 void Executor::Gather(std::span<Job*> jobs) {
   size_t samples = 0;
+  uint32_t contexts = 0;
   dense_.clear();
   for (const Job* job : jobs) {
     samples += job->bags.samples;
+    contexts += job->bags.contexts;
     dense_.insert(dense_.end(), job->dense.begin(), job->dense.end());
+  }
+  context_of_.assign(contexts == 0 ? 0 : samples, Transforms::kNoContext);
+  contexts_.resize(std::max(contexts_.size(), contexts * size_t{node_.total_dim()}));
+  size_t sample = 0;
+  contexts = 0;
+  for (const Job* job : jobs) {
+    for (size_t s = 0; job->bags.contexts > 0 && s < job->bags.samples; ++s) {
+      context_of_[sample + s] = contexts + job->whole.context_of[s];
+    }
+    sample += job->bags.samples;
+    contexts += job->bags.contexts;
   }
   embeddings_.resize(std::max(embeddings_.size(), samples * node_.total_dim()));
   for (std::vector<float>& scores : scores_) scores.resize(std::max(scores.size(), samples));
@@ -403,7 +525,7 @@ uint32_t Executor::PlanParts(std::span<Job*> jobs) {
       const size_t begin = std::max(part.first, first);
       const size_t end = std::min(part.first + part.samples, first + bags.samples);
       if (begin >= end) continue;
-      const size_t bag = (begin - first) * limits_.features;
+      const size_t bag = (bags.contexts + begin - first) * limits_.features;
       const size_t count_bags = (end - begin) * limits_.features;
       KeyBags& mine = part.bags.emplace_back(bags_[j]);
       part.jobs.push_back(jobs[j]);
@@ -426,6 +548,37 @@ uint32_t Executor::PlanParts(std::span<Job*> jobs) {
   return static_cast<uint32_t>(count);
 }
 
+Status Executor::LookupContexts(const BagReader& rows, std::span<Job*> jobs) {
+  std::vector<KeyBags> requests;
+  std::vector<SourceCounts> counts(node_.manifest().tables.size());
+  float* at = contexts_.data();
+  for (size_t j = 0; j < jobs.size(); ++j) {
+    const Bags& bags = jobs[j]->bags;
+    if (bags.contexts == 0) continue;
+    KeyBags& request = requests.emplace_back(bags_[j]);
+    request.offsets = request.offsets.first(size_t{bags.contexts} * limits_.features + 1);
+    request.out = at;
+    at += size_t{bags.contexts} * node_.total_dim();
+  }
+  EMBERTIDE_RETURN_IF_ERROR(rows.Lookup(features_, requests, counts));
+  for (uint32_t table = 0; table < counts.size(); ++table) {
+    metrics_->AddKeys(table, counts[table]);
+  }
+  return Status::Ok();
+}
+
+void Executor::RepeatContexts(const Part& part) {
+  const size_t width = node_.total_dim();
+  for (size_t s = part.first; s < part.first + part.samples; ++s) {
+    if (context_of_[s] == Transforms::kNoContext) continue;
+    const float* from = contexts_.data() + context_of_[s] * width;
+    float* to = embeddings_.data() + s * width;
+    for (const auto& [begin, end] : context_ranges_) {
+      std::copy(from + begin, from + end, to + begin);
+    }
+  }
+}
+
 Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, uint32_t number) {
   try {
     Part& part = parts_[number];
@@ -433,6 +586,7 @@ Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, u
     EMBERTIDE_RETURN_IF_ERROR(
         sequences_ ? LookupPlaced(rows, node_.features(), part.bags, part.places, part.counts)
                    : rows.Lookup(features_, part.bags, part.counts));
+    if (!context_of_.empty()) RepeatContexts(part);
     const uint64_t looked_up_ns = NowNs();
     part.looked_up_ns = looked_up_ns - begin_ns;
     part.net_ns = 0;
@@ -444,7 +598,12 @@ Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, u
     part.missing = 0;
     if (const Transforms* transforms = node_.transforms(); transforms != nullptr) {
       part.dense.resize(part.samples * transforms->outputs());
-      part.missing = transforms->Apply({dense, part.samples * columns}, part.dense.data());
+      const std::span<const float> raw(dense, part.samples * columns);
+      part.missing =
+          context_of_.empty()
+              ? transforms->Apply(raw, part.dense.data())
+              : transforms->Apply(raw, std::span(context_of_).subspan(part.first, part.samples),
+                                  context_.is_context_dense(), part.dense.data());
       dense = part.dense.data();
     }
     part.scores.clear();
@@ -513,9 +672,10 @@ Status Executor::FillHistory(const Pinned& pinned, uint32_t number, std::span<Jo
     EMBERTIDE_RETURN_IF_ERROR(
         rows.CopyKeys(sequence.table, bags[j], items.data(), sources.data(), counts));
     made.PutItems(sequence, items, &job->whole);
-    for (uint32_t s = 0; s < job->whole.samples; ++s) {
-      if (sources[s] != static_cast<uint8_t>(Source::kUnanswered)) continue;
-      job->lost.push_back(static_cast<uint32_t>(number * job->whole.samples + s));
+    const size_t first = MadeColumns::FirstRowOf(sequence, job->whole);
+    for (size_t u = 0; u < users[j].size(); ++u) {
+      if (sources[u] != static_cast<uint8_t>(Source::kUnanswered)) continue;
+      job->lost.push_back(static_cast<uint32_t>(number * job->whole.rows + first + u));
       job->lost_keys += static_cast<uint32_t>(sequence.places.size());
     }
     if (remote_ == nullptr) continue;
@@ -533,9 +693,9 @@ void Executor::MarkUnanswered(const Job& job) const {
   if (job.source == nullptr) return;
   const MadeColumns& made = node_.made_columns();
   for (const uint32_t lost : job.lost) {
-    const size_t sequence = lost / job.whole.samples;
+    const size_t sequence = lost / job.whole.rows;
     for (const uint32_t feature : made.sequences()[sequence].places) {
-      job.source[made.PlaceOf(job.whole, lost % job.whole.samples, feature)] =
+      job.source[made.PlaceOf(job.whole, lost % job.whole.rows, feature)] =
           static_cast<uint8_t>(Source::kUnanswered);
     }
   }
@@ -610,13 +770,20 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs, FetchTe
   if (config_.ranking) Gather(jobs);
   const uint32_t count = PlanParts(jobs);
   const uint64_t fetched_ns = NowNs() - begin_ns;
+  Status of_contexts;
+  uint64_t contexts_ns = 0;
   {
     const BagReader rows(pinned.rows);
+    if (config_.ranking && !context_of_.empty()) {
+      of_contexts = LookupContexts(rows, jobs);
+      contexts_ns = NowNs() - begin_ns - fetched_ns;
+    }
     crew_.Run(count, [&](uint32_t number) {
       parts_[number].status = AnswerPart(rows, *pinned.info, number);
     });
   }
   if (remote_ != nullptr) Node::Release(remote_.get());
+  EMBERTIDE_RETURN_IF_ERROR(of_contexts);
   uint64_t longest_ns = 0;
   const Part* last = nullptr;  // that the others were waited for
   for (const Part& part : std::span(parts_).first(count)) {
@@ -630,8 +797,9 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs, FetchTe
     }
     metrics_->AddMissing(part.missing);
   }
-  metrics_->AddLookup(std::chrono::nanoseconds(fetched_ns + longest_ns));
-  const Stages stages{begin_ns, peers_ns_, histories_ns + last->looked_up_ns, last->net_ns};
+  metrics_->AddLookup(std::chrono::nanoseconds(fetched_ns + contexts_ns + longest_ns));
+  const Stages stages{begin_ns, peers_ns_, histories_ns + contexts_ns + last->looked_up_ns,
+                      last->net_ns};
   size_t first = 0;
   for (Job* job : jobs) {
     job->stages = stages;

@@ -20,10 +20,12 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/crew.h"
 #include "embertide/node.h"
+#include "node/context_columns.h"
 #include "node/former_layouts.h"
 #include "node/made_columns.h"
 #include "triton/metrics.h"
@@ -37,7 +39,7 @@ class Executor {
  public:
   // Requires: all arguments outlive it. `programs` are its own, one a thread of the configuration;
   // none for `lookup`.
-  Executor(const ModelConfig& config, const Node& node,
+  Executor(const ModelConfig& config, const Node& node, const ContextColumns& context,
            std::vector<std::unique_ptr<DenseProgram>> programs, ModelMetrics* metrics);
 
   // Takes the requests over, unless it throws std::bad_alloc: then they are the server's still.
@@ -63,11 +65,11 @@ class Executor {
     Bags bags;
     // Of a request without the columns that the node makes: what `bags` and `dense` show.
     bool own = false;
-    WholeRequest whole;
+    WholeRequest whole;  // also of a request with contexts
     // Of a request in a former layout: what `bags` and `dense` show, or `whole` is made from.
     const FormerLayout* former = nullptr;
     BroughtRequest brought;
-    std::vector<uint32_t> lost;  // samples, by sequence: for their user no owner answered
+    std::vector<uint32_t> lost;  // rows, by sequence: for their user no owner answered
     uint32_t lost_keys = 0;      // places of sequences that are not known for that
     // Of bags in the answer, in floats, and its end; of a model with sequences (placed_bags.h).
     std::vector<uint64_t> places;
@@ -110,6 +112,9 @@ class Executor {
   Refusal ValidateInputs(Job* job);
   Refusal ValidateBags(const Tensor& keys, uint64_t columns, Job* job);
   Refusal ValidateDense(Job* job);
+  Refusal ValidateContext(const Tensor& keys, uint64_t columns, Job* job);
+  // The dense features of a request with contexts.
+  Refusal ValidateContextDense(const Bags& contexts, const Bags& samples, Job* job);
   // The former layout that a request is in; null for today's, and for none that is known.
   const FormerLayout* FormerOf(const Tensor& keys, uint64_t columns, const Job& job) const;
   Refusal AdaptFormerRequest(const Tensor& keys, Job* job);
@@ -137,6 +142,10 @@ class Executor {
   size_t CompactLiveJobs(std::span<Job*> jobs);
   KeyBags BagsOf(const Job& job) const;
   void Gather(std::span<Job*> jobs);
+  // Looks up what contexts have, each once; parts repeat it.
+  Status LookupContexts(const BagReader& rows, std::span<Job*> jobs);
+  // Copies into a part's embeddings what its samples' contexts have.
+  void RepeatContexts(const Part& part);
   uint32_t PlanParts(std::span<Job*> jobs);
   Status AnswerPart(const BagReader& rows, const VersionInfo& version, uint32_t number);
   Status MakeOutputs(Job* job);
@@ -148,6 +157,9 @@ class Executor {
 
   const ModelConfig& config_;
   const Node& node_;
+  const ContextColumns& context_;
+  // Columns of embeddings that are contexts', as begin and end; ascending.
+  std::vector<std::pair<size_t, size_t>> context_ranges_;
   std::vector<std::unique_ptr<DenseProgram>> programs_;  // by part
   ModelMetrics* metrics_;
   RequestLimits limits_;
@@ -162,6 +174,10 @@ class Executor {
   uint64_t peers_ns_ = 0;          // of a group, in Fetch
   std::vector<KeyBags> bags_;      // of a group's requests
   std::vector<float> embeddings_;  // ranking: of all samples of a group
+  std::vector<float> contexts_;    // the same of all contexts, as wide
+  // By sample of a group, its row of `contexts_`, or Transforms::kNoContext; empty: the group has
+  // no context.
+  std::vector<uint32_t> context_of_;
   std::vector<float> dense_;
   std::vector<std::vector<float>> scores_;  // by head
   Crew crew_;                               // last: its threads use the members above

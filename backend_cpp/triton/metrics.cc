@@ -47,6 +47,8 @@ constexpr FamilyInfo kFamilies[] = {
      "Values of DENSE that were missing and read as their column's fill"},
     {"embertide_former_requests_total", kCounter,
      "Requests in the columns of a former model, brought into today's"},
+    {"embertide_contexts_total", kCounter,
+     "Of requests with contexts: requests, contexts, candidates, and keys that were not repeated"},
     {"embertide_lookup_duration_us", kHistogram,
      "Time in which the rows of requests answered together were found and pooled"},
     {"embertide_rows", kGauge, "Rows resident in the node"},
@@ -135,6 +137,9 @@ constexpr FamilyInfo kFamilies[] = {
      "Threads that the system refused to start, by task"},
     {"embertide_hot_bytes", kGauge, "What these copies take, with their index and policy"},
 };
+
+// What is counted of requests with contexts: label `of` of embertide_contexts_total.
+constexpr const char* kOfContexts[] = {"requests", "contexts", "candidates", "keys_saved"};
 
 // What the follower counts: label `event` of embertide_bus_events_total.
 struct BusEvent {
@@ -306,6 +311,10 @@ void ModelMetrics::AddOfTables() {
         [this, r](const Sample&) { return refused_[r].load(); });
   }
   Add("embertide_former_requests_total", {}, [this](const Sample&) { return former_.load(); });
+  for (size_t of = 0; of < of_contexts_.size(); ++of) {
+    Add("embertide_contexts_total", {{"of", kOfContexts[of]}},
+        [this, of](const Sample&) { return of_contexts_[of].load(); });
+  }
   Add("embertide_dense_missing_total", {}, [this](const Sample&) { return missing_.load(); });
 }
 

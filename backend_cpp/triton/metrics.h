@@ -77,6 +77,13 @@ class ModelMetrics {
   void AddKeys(uint32_t table, const SourceCounts& counts);
   void AddRefused(Reason reason) { ++refused_[static_cast<size_t>(reason)]; }
   void AddFormer() { ++former_; }
+  // A request with contexts; `keys_saved`: what their samples would have had more.
+  void AddContexts(uint64_t contexts, uint64_t samples, uint64_t keys_saved) {
+    ++of_contexts_[0];
+    of_contexts_[1] += contexts;
+    of_contexts_[2] += samples;
+    of_contexts_[3] += keys_saved;
+  }
   void AddMissing(uint64_t values) { missing_ += values; }
   // Rows of one group of requests were found and pooled, peers' among them, in so long.
   void AddLookup(std::chrono::nanoseconds duration) const;
@@ -115,6 +122,7 @@ class ModelMetrics {
   std::array<std::atomic<uint64_t>, kReasons> refused_{};
   std::atomic<uint64_t> missing_ = 0;
   std::atomic<uint64_t> former_ = 0;
+  std::array<std::atomic<uint64_t>, 4> of_contexts_{};  // as kOfContexts (metrics.cc)
   std::vector<Series> series_;
   TRITONSERVER_Metric* lookup_us_ = nullptr;
   std::string bus_error_;   // shown last in the log

@@ -1,6 +1,7 @@
 // Parsing and validation of a model's configuration.
 #include "triton/model_config.h"
 
+#include <algorithm>
 #include <charconv>
 #include <functional>
 #include <map>
@@ -74,6 +75,21 @@ Status ParseSchema(const std::string& text, std::vector<std::string>* features) 
     return Refuse("parameter \"schema\": " + std::string(error.what()) +
                   "; leave it out, or have `embertide serve` write it");
   }
+}
+
+// The names in a list with commas between.
+Status ParseContext(const std::string& text, std::vector<std::string>* names) {
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    if (end == begin) {
+      return Refuse(Quoted("context", text) +
+                    "give names of features and of columns of DENSE, "
+                    "with commas between");
+    }
+    names->push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return Status::Ok();
 }
 
 using Setter = std::function<Status(const std::string&)>;
@@ -169,6 +185,12 @@ Status ParseParameters(const Json& json, const std::string& directory, ModelConf
   EMBERTIDE_RETURN_IF_ERROR(ParseKind(config->kind, &config->ranking));
   if (parameters.contains("schema")) {
     EMBERTIDE_RETURN_IF_ERROR(ParseSchema(config->schema, &config->schema_features));
+  }
+  if (parameters.contains("context")) {
+    if (!config->ranking) {
+      return Refuse("parameter \"context\" goes with kind ranking: embeddings have no candidates");
+    }
+    EMBERTIDE_RETURN_IF_ERROR(ParseContext(config->context, &config->context_columns));
   }
   if (config->node.snapshot.empty() == config->node.publication.empty()) {
     return Refuse(
@@ -301,6 +323,22 @@ std::vector<std::string> MoreHeads(const Json& outputs) {
   return heads;
 }
 
+// Inputs of contexts are there if the parameter says which columns they have, and only then.
+Status CheckContextInputs(const Json& inputs, const ModelConfig& config) {
+  const TensorNames& names = config.tensors;
+  for (const std::string& name : {names.context_keys, names.candidates}) {
+    if (config.context_columns.empty() || Declares(inputs, name)) continue;
+    return Refuse("input " + name + " is missing: parameter \"context\" names columns of contexts");
+  }
+  for (const std::string& name : {names.context_keys, names.context_lengths, names.context_weights,
+                                  names.context_dense, names.candidates}) {
+    if (!config.context_columns.empty() || !Declares(inputs, name)) continue;
+    return Refuse("input " + name +
+                  " needs parameter \"context\", the names of the columns that contexts have");
+  }
+  return Status::Ok();
+}
+
 Status ParseTensors(const Json& json, ModelConfig* config) {
   TensorNames* names = &config->tensors;
   const Json inputs = json.value("input", Json::array());
@@ -312,8 +350,14 @@ Status ParseTensors(const Json& json, ModelConfig* config) {
                                            {{names->keys, "TYPE_INT64", false, -1},
                                             {names->lengths, "TYPE_INT32", true, -1},
                                             {names->weights, "TYPE_FP32", true, -1},
-                                            {names->dense, "TYPE_FP32", true, -1}},
+                                            {names->dense, "TYPE_FP32", true, -1},
+                                            {names->context_keys, "TYPE_INT64", true, -1},
+                                            {names->context_lengths, "TYPE_INT32", true, -1},
+                                            {names->context_weights, "TYPE_FP32", true, -1},
+                                            {names->context_dense, "TYPE_FP32", true, -1},
+                                            {names->candidates, "TYPE_INT32", true, -1}},
                                            true));
+    EMBERTIDE_RETURN_IF_ERROR(CheckContextInputs(inputs, *config));
     std::vector<Expected> scores = {{names->score, "TYPE_FP32", false, -1}, extras[0], extras[1]};
     config->more_heads = MoreHeads(outputs);
     for (const std::string& head : config->more_heads) {

@@ -18,7 +18,13 @@ struct TensorNames {
   std::string keys = "KEYS";
   std::string lengths = "LENGTHS";  // HPS: NUMKEYS
   std::string weights = "WEIGHTS";
-  std::string dense = "DENSE";          // ranking
+  std::string dense = "DENSE";  // ranking
+  // Of contexts, ranking; `candidates` says how many samples each has.
+  std::string context_keys = "CONTEXT_KEYS";
+  std::string context_lengths = "CONTEXT_LENGTHS";
+  std::string context_weights = "CONTEXT_WEIGHTS";
+  std::string context_dense = "CONTEXT_DENSE";
+  std::string candidates = "CANDIDATES";
   std::string score = "SCORE";          // ranking: of the first head
   std::string embedding = "EMBEDDING";  // lookup; HPS: OUTPUT0
   std::string source = "SOURCE";
@@ -39,6 +45,8 @@ struct ModelConfig : ModelSettings {
   // Parameter schema, which tells clients what requests carry: the features that it names, in their
   // order; none where there is no schema. Whoever opens the model proves them.
   std::vector<std::string> schema_features;
+  // Parameter context, as names. Whoever opens the model proves them.
+  std::vector<std::string> context_columns;
 };
 
 // Parses Triton's JSON. `model_directory` is what a relative `snapshot` or `ssd_directory` is

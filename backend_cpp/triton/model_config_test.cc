@@ -168,6 +168,34 @@ TEST(ModelConfigTest, ARankingModelTakesDenseFeaturesAndGivesScores) {
   EXPECT_TRUE(ParseModelConfig(json.dump(), "/models/m").ok());
 }
 
+TEST(ModelConfigTest, ColumnsOfContextsAreNamedWhereTheirInputsAreDeclared) {
+  Json json = Good();
+  json["parameters"]["context"]["string_value"] = "user,age";
+  ExpectRefused(json, "\"context\" goes with kind ranking");
+  json["parameters"]["kind"]["string_value"] = "ranking";
+  json["output"][0]["name"] = "SCORE";
+  ExpectRefused(json, "input CONTEXT_KEYS is missing");
+  const auto declare = [&](const char* name, const char* type) {
+    json["input"].push_back({{"name", name},
+                             {"data_type", type},
+                             {"dims", {-1}},
+                             {"allow_ragged_batch", true},
+                             {"optional", true}});
+  };
+  declare("CONTEXT_KEYS", "TYPE_INT64");
+  ExpectRefused(json, "input CANDIDATES is missing");
+  declare("CANDIDATES", "TYPE_INT32");
+  const Result<ModelConfig> config = ParseModelConfig(json.dump(), "/m");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config.value().context_columns, (std::vector<std::string>{"user", "age"}));
+  for (const char* text : {"", ",", "user,", ",user", "user,,age"}) {
+    json["parameters"]["context"]["string_value"] = text;
+    ExpectRefused(json, "give names of features");
+  }
+  json["parameters"].erase("context");
+  ExpectRefused(json, "input CONTEXT_KEYS needs parameter \"context\"");
+}
+
 TEST(ModelConfigTest, EachFurtherHeadOfARankingModelHasAnOutput) {
   Json json = Good();
   json["parameters"]["kind"]["string_value"] = "ranking";

@@ -125,13 +125,37 @@ Refusal ParseJagged(const Tensor& keys, const Tensor& lengths, const RequestLimi
   return SumLengths(lengths, keys, bags);
 }
 
+// Of a side of a request with contexts: one key a bag.
+Refusal ParseSingles(const Tensor& keys, const RequestLimits& limits, const char* of, Bags* bags) {
+  if (keys.shape[0] != 1) {
+    return Refuse(Reason::kShape, keys.name + " has shape " + ShapeText(keys.shape) +
+                                      "; in a request with contexts the first dimension must be 1");
+  }
+  if (bags->keys.size() % limits.features != 0) {
+    return Refuse(Reason::kShape, keys.name + " has " + std::to_string(bags->keys.size()) +
+                                      " keys; without lengths it has one for each of the " +
+                                      std::to_string(limits.features) + " features of a " + of);
+  }
+  const uint64_t rows = bags->keys.size() / limits.features;
+  if (Refusal refusal = CheckBounds(rows, bags->keys.size(), limits);
+      refusal.reason != Reason::kNone) {
+    return refusal;
+  }
+  bags->jagged = true;
+  bags->samples = static_cast<uint32_t>(rows);
+  bags->offsets.resize(bags->keys.size() + 1);
+  for (uint32_t i = 0; i < bags->offsets.size(); ++i) bags->offsets[i] = i;
+  return {};
+}
+
 }  // namespace
 
 const char* ReasonName(Reason reason) {
   static constexpr std::array<const char*, kReasons> kNames = {
       "none",     "dtype",    "shape",   "lengths",   "max_samples",
       "max_keys", "empty",    "dense",   "weights",   "version",
-      "degraded", "internal", "expired", "cancelled", "max_output_bytes"};
+      "degraded", "internal", "expired", "cancelled", "max_output_bytes",
+      "context"};
   return kNames[static_cast<size_t>(reason)];
 }
 
@@ -193,6 +217,57 @@ Refusal ParseWeights(const std::string& name, const Tensor* weights, const Tenso
     }
   }
   return {};
+}
+
+Refusal ParseCandidates(const std::string& name, const Tensor* candidates, uint32_t contexts,
+                        uint32_t samples, std::vector<uint32_t>* context_of) {
+  if (candidates == nullptr) {
+    return Refuse(Reason::kContext,
+                  "input " + name + " is missing: it says how many candidates each context has");
+  }
+  if (Refusal refusal = CheckTensor(*candidates, "INT32", 4); refusal.reason != Reason::kNone) {
+    return refusal;
+  }
+  const std::vector<int64_t> want = {1, int64_t{contexts}};
+  if (candidates->shape != want) {
+    return Refuse(Reason::kContext, name + " has shape " + ShapeText(candidates->shape) + "; for " +
+                                        std::to_string(contexts) + " contexts it must be " +
+                                        ShapeText(want));
+  }
+  const auto counts = Elements<int32_t>(*candidates);
+  uint64_t sum = 0;
+  for (size_t c = 0; c < counts.size(); ++c) {
+    if (counts[c] < 1) {
+      return Refuse(Reason::kContext, name + " of context " + std::to_string(c) + " is " +
+                                          std::to_string(counts[c]) +
+                                          "; it must be at least 1: leave out who has none");
+    }
+    sum += static_cast<uint64_t>(counts[c]);
+  }
+  if (sum != samples) {
+    return Refuse(Reason::kContext, name + " sum to " + std::to_string(sum) +
+                                        " but the request has " + std::to_string(samples) +
+                                        " candidates");
+  }
+  context_of->clear();
+  for (size_t c = 0; c < counts.size(); ++c) {
+    context_of->insert(context_of->end(), static_cast<size_t>(counts[c]), static_cast<uint32_t>(c));
+  }
+  return {};
+}
+
+Refusal ParseSide(const Tensor& keys, const Tensor* lengths, const RequestLimits& limits,
+                  const char* of, Bags* bags) {
+  if (Refusal refusal = CheckTensor(keys, "INT64", 8); refusal.reason != Reason::kNone) {
+    return refusal;
+  }
+  bags->keys = Elements<int64_t>(keys);
+  Refusal refusal = lengths != nullptr ? ParseJagged(keys, *lengths, limits, bags)
+                                       : ParseSingles(keys, limits, of, bags);
+  if (refusal.reason == Reason::kEmpty) {
+    return Refuse(Reason::kEmpty, std::string("the request has no ") + of);
+  }
+  return refusal;
 }
 
 Refusal ParseBags(const Tensor& keys, const Tensor* lengths, const RequestLimits& limits,

@@ -6,6 +6,12 @@
 //
 // WEIGHTS, of the shape of KEYS, has what each key's row is multiplied by.
 //
+// A request of U contexts has a jagged form for each side; LENGTHS, where each bag has one key, may
+// be left out of either:
+//
+//   context       CONTEXT_KEYS [1,M], CONTEXT_LENGTHS [1,U*C], CANDIDATES [1,U]: samples of each
+//                 KEYS [1,N], LENGTHS [1,B*(F-C)]
+//
 // Pure and thread-safe; knows no Triton (tensor_io.h reads tensors of a Triton request).
 #pragma once
 
@@ -37,9 +43,10 @@ enum class Reason : uint8_t {
   kInternal,
   kExpired,
   kCancelled,
-  kMaxOutput
+  kMaxOutput,
+  kContext
 };
-inline constexpr size_t kReasons = 15;
+inline constexpr size_t kReasons = 16;
 const char* ReasonName(Reason reason);
 
 struct Refusal {
@@ -67,8 +74,9 @@ struct RequestLimits {
 struct Bags {
   bool jagged = false;
   uint32_t samples = 0;
+  uint32_t contexts = 0;          // rows of bags before those of the samples (context_columns.h)
   std::span<const int64_t> keys;  // into the KEYS tensor
-  std::vector<uint32_t> offsets;  // jagged: samples * features + 1 ascending; else empty
+  std::vector<uint32_t> offsets;  // jagged: rows * features + 1 ascending; else empty
 
   uint32_t Begin(size_t bag) const { return jagged ? offsets[bag] : static_cast<uint32_t>(bag); }
   uint32_t End(size_t bag) const {
@@ -88,6 +96,16 @@ Refusal ParseDense(const std::string& name, const Tensor* dense, uint32_t column
 // may be null, unless they are `required`.
 Refusal ParseWeights(const std::string& name, const Tensor* weights, const Tensor& keys,
                      bool required, std::span<const float>* values);
+
+// Proves CANDIDATES to say how many of `samples` samples, one after the other, each of `contexts`
+// contexts has, one at least; fills `context_of` with the context of each sample. Null is refused.
+Refusal ParseCandidates(const std::string& name, const Tensor* candidates, uint32_t contexts,
+                        uint32_t samples, std::vector<uint32_t>* context_of);
+
+// ParseBags of one side of a request with contexts: without `lengths` each bag has one key. `of` is
+// what a row is, for messages. The limits' features are those of the side.
+Refusal ParseSide(const Tensor& keys, const Tensor* lengths, const RequestLimits& limits,
+                  const char* of, Bags* bags);
 
 // Fills `bags` from the tensors. On a refusal (reason != kNone) `bags` is unspecified. The message
 // names tensor, value and what was expected. Requires: data aligned for the dtype it should have.

@@ -69,6 +69,61 @@ TEST(RequestTest, JaggedBagsLieWhereTheLengthsSay) {
   EXPECT_EQ(bags.offsets, (std::vector<uint32_t>{0, 1, 1, 3, 3}));
 }
 
+TEST(RequestTest, CandidatesSayWhoseEachSampleIs) {
+  const int32_t huge = std::numeric_limits<int32_t>::max();
+  struct Counted {
+    std::vector<int64_t> shape;
+    std::vector<int32_t> counts;
+    Reason reason;
+  };
+  for (const Counted& c : std::initializer_list<Counted>{{{1, 2}, {2, 1}, Reason::kNone},
+                                                         {{1, 2}, {2, 2}, Reason::kContext},
+                                                         {{1, 2}, {2, 0}, Reason::kContext},
+                                                         {{1, 2}, {3, 0}, Reason::kContext},
+                                                         {{1, 2}, {4, -1}, Reason::kContext},
+                                                         {{1, 2}, {huge, huge}, Reason::kContext},
+                                                         {{1, 3}, {1, 1, 1}, Reason::kContext},
+                                                         {{2, 1}, {2, 1}, Reason::kContext},
+                                                         {{1, 0}, {}, Reason::kContext},
+                                                         {{1, 2}, {3}, Reason::kShape}}) {
+    Tensor candidates = Make("CANDIDATES", "INT32", c.shape, c.counts);
+    candidates.data = candidates.copy;
+    std::vector<uint32_t> context_of;
+    EXPECT_EQ(ParseCandidates("CANDIDATES", &candidates, 2, 3, &context_of).reason, c.reason);
+    if (c.reason == Reason::kNone) {
+      EXPECT_EQ(context_of, (std::vector<uint32_t>{0, 0, 1}));
+    }
+  }
+  std::vector<uint32_t> context_of;
+  EXPECT_EQ(ParseCandidates("CANDIDATES", nullptr, 2, 3, &context_of).reason, Reason::kContext);
+}
+
+TEST(RequestTest, ASideWithoutLengthsHasOneKeyABag) {
+  Tensor keys = Make("CONTEXT_KEYS", "INT64", {1, 4}, std::vector<int64_t>{1, 2, 3, 4});
+  keys.data = keys.copy;
+  Bags bags;
+  ASSERT_EQ(ParseSide(keys, nullptr, kLimits, "context", &bags).reason, Reason::kNone);
+  EXPECT_EQ(bags.samples, 2U);
+  EXPECT_EQ(bags.offsets, (std::vector<uint32_t>{0, 1, 2, 3, 4}));
+  keys.shape = {2, 2};
+  EXPECT_EQ(ParseSide(keys, nullptr, kLimits, "context", &bags).reason, Reason::kShape);
+  keys = Make("CONTEXT_KEYS", "INT64", {1, 0}, std::vector<int64_t>{});
+  keys.data = keys.copy;
+  const Refusal none = ParseSide(keys, nullptr, kLimits, "context", &bags);
+  EXPECT_EQ(none.reason, Reason::kEmpty);
+  EXPECT_EQ(none.status.message(), "the request has no context");
+  keys = Make("CONTEXT_KEYS", "INT64", {1, 3}, std::vector<int64_t>{1, 2, 3});
+  keys.data = keys.copy;
+  EXPECT_EQ(ParseSide(keys, nullptr, kLimits, "context", &bags).reason, Reason::kShape);
+  Tensor lengths = Make("CONTEXT_LENGTHS", "INT32", {1, 2}, std::vector<int32_t>{0, 3});
+  lengths.data = lengths.copy;
+  ASSERT_EQ(ParseSide(keys, &lengths, kLimits, "context", &bags).reason, Reason::kNone);
+  EXPECT_EQ(bags.offsets, (std::vector<uint32_t>{0, 0, 3}));
+  lengths = Make("CONTEXT_LENGTHS", "INT32", {1, 0}, std::vector<int32_t>{});
+  lengths.data = lengths.copy;
+  EXPECT_EQ(ParseSide(keys, &lengths, kLimits, "context", &bags).reason, Reason::kEmpty);
+}
+
 TEST(RequestTest, WeightsAreFiniteAndOneAKey) {
   const auto parse = [](const char* dtype, const std::vector<int64_t>& shape,
                         const std::vector<float>& values) {

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embertide.client import contexts
 from embertide.client.errors import ClientError, InputError
 from embertide.client.schema import Feature, Schema
 from embertide.client.tables import Keys, Table, floats_of, keys_of, open_table
@@ -41,6 +42,8 @@ class Columns:
         own: Whether columns that the node makes are left out.
         keys: Of each of `features`.
         dense_BD: None where requests carry none.
+        once: Names of the features, and of columns of DENSE, that requests carry once, as they are
+            the context's: such a feature's `keys` are of one row. Empty: each row has all columns.
     """
 
     schema: Schema
@@ -50,6 +53,7 @@ class Columns:
     keys: Sequence[Keys]
     dense_BD: NDArray[np.float32] | None
     size: int
+    once: frozenset[str] = frozenset()
 
 
 def read(
@@ -58,8 +62,13 @@ def read(
     weights: Mapping[str, Any] | None = None,
     dense: Any = None,
     context: Mapping[str, Any] | None = None,
+    *,
+    repeat: bool = False,
 ) -> Columns:
     """Take the model's columns from what a caller gave (`Client.rank`).
+
+    A context is carried once if it has all columns that the model lets it, unless it is to be
+    repeated in each row.
 
     Raises:
         InputError: A column is missing, unknown, or holds what cannot be sent.
@@ -82,17 +91,21 @@ def read(
                 f"weights={{{feature.name!r}: ...}}"
             )
     size = _size(schema, table, common, keys, dense)
-    whole = {n: keys[n].repeated(size) if n in common else keys[n] for n in given}
+    once = frozenset() if repeat else contexts.once(schema, common, dense, own=own)
+    repeated = {*common} - once
+    whole = {n: keys[n].repeated(size) if n in repeated else keys[n] for n in given}
     dense_BD = _dense(schema, table, common, dense, own, size)
     for feature in wanted:
         if feature.bins is not None and (feature.name not in given or dense_BD is not None):
             amount_B = _amounts(schema, table, common, feature, dense_BD, size)
+            amount_B = amount_B[:1] if feature.name in once else amount_B
             if feature.name in given:
                 amount = schema.amount_of(feature.bins)
                 feature.bins.check(feature.name, whole[feature.name], amount, amount_B)
             else:
                 whole[feature.name] = Keys(feature.bins.keys_of(amount_B))
-    return Columns(schema, table, wanted, own, [whole[name] for name in names], dense_BD, size)
+    sent = [whole[name] for name in names]
+    return Columns(schema, table, wanted, own, sent, dense_BD, size, once)
 
 
 def _size(
@@ -293,17 +306,24 @@ def cut(
     Raises:
         InputError: One sample alone is beyond them.
     """
-    lengths_BF = _lengths(columns)
+    lengths_BF, once_F = _lengths(columns)
     jagged = any(c.lengths_B is not None or c.weights_N is not None for c in columns.keys)
+    jagged = jagged or bool(columns.once)
     parameters = {} if version is None else {"version": version}
-    if jagged and columns.own:  # only the shape of a rectangular request says which columns it has
+    if jagged and columns.own and not columns.once:
+        # Only the shape of a rectangular request says which columns it has.
         parameters["columns"] = len(columns.features)
     starts = [np.concatenate([[0], np.cumsum(_sizes(c))]) for c in columns.keys]
-    build = _jagged if jagged else _rectangular
-    return [
-        Request(begin, end, build(columns, starts, begin, end), parameters, lengths_BF[begin:end])
-        for begin, end in _ranges(columns, lengths_BF, jagged, max_answer_bytes)
-    ]
+    build = _with_context if columns.once else _jagged if jagged else _rectangular
+    requests = []
+    for begin, end in _ranges(columns, lengths_BF, once_F, jagged, max_answer_bytes):
+        counted_BF = lengths_BF[begin:end]
+        if columns.once:
+            counted_BF = counted_BF.copy()
+            counted_BF[0] += once_F
+        arrays = build(columns, starts, begin, end)
+        requests.append(Request(begin, end, arrays, parameters, counted_BF))
+    return requests
 
 
 def _sizes(column: Keys) -> NDArray[np.int64]:
@@ -312,18 +332,30 @@ def _sizes(column: Keys) -> NDArray[np.int64]:
     return column.lengths_B.astype(np.int64)
 
 
-def _lengths(columns: Columns) -> NDArray[np.int64]:
-    """Return the keys of each sample and feature; a column that is made has one."""
+def _lengths(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the keys of each sample and feature, and those that a request has once.
+
+    A column that is made counts as one key a sample; of which side it is, only nodes know.
+    """
     schema = columns.schema
     lengths_BF = np.ones((columns.size, len(schema.features)), np.int64)
+    once_F = np.zeros(len(schema.features), np.int64)
     at = {feature.name: f for f, feature in enumerate(schema.features)}
     for feature, column in zip(columns.features, columns.keys, strict=True):
-        lengths_BF[:, at[feature.name]] = _sizes(column)
-    return lengths_BF
+        if feature.name in columns.once:
+            once_F[at[feature.name]] = _sizes(column)[0]
+            lengths_BF[:, at[feature.name]] = 0
+        else:
+            lengths_BF[:, at[feature.name]] = _sizes(column)
+    return lengths_BF, once_F
 
 
 def _ranges(
-    columns: Columns, lengths_BF: NDArray[np.int64], jagged: bool, max_answer_bytes: int | None
+    columns: Columns,
+    lengths_BF: NDArray[np.int64],
+    once_F: NDArray[np.int64],
+    jagged: bool,
+    max_answer_bytes: int | None,
 ) -> Iterator[tuple[int, int]]:
     schema = columns.schema
     most = schema.max_samples if jagged else min(schema.max_batch, schema.max_samples)
@@ -333,13 +365,20 @@ def _ranges(
     bytes_B = 4 * np.where(pooled_F, dims_F, lengths_BF * dims_F).sum(axis=1)
     bytes_B += lengths_BF.sum(axis=1) + 4 * len(schema.heads) + 8
     most_bytes = min(schema.max_output_bytes, max_answer_bytes or schema.max_output_bytes)
-    bounds = ((lengths_BF.sum(axis=1), schema.max_keys), (bytes_B, most_bytes))
-    for (each_B, bound), what in zip(bounds, ("keys", "bytes of output"), strict=True):
+    keys_once = int(once_F.sum())
+    bytes_once = keys_once + 4 * int(dims_F.sum()) if columns.once else 0
+    bounds = (
+        (lengths_BF.sum(axis=1), schema.max_keys - keys_once),
+        (bytes_B, most_bytes - bytes_once),
+    )
+    for (each_B, bound), of_context, what in zip(
+        bounds, (keys_once, bytes_once), ("keys", "bytes of output"), strict=True
+    ):
         if (each_B > bound).any():
             row = int(np.flatnonzero(each_B > bound)[0])
             raise InputError(
-                f"row {row} alone has {each_B[row]} {what}; model {schema.model!r} takes {bound} "
-                "in a request"
+                f"row {row} alone has {each_B[row] + of_context} {what}; model {schema.model!r} "
+                f"takes {bound + of_context} in a request"
             )
     ends = [np.concatenate([[0], np.cumsum(each_B)]) for each_B, _ in bounds]
     begin = 0
@@ -366,24 +405,62 @@ def _rectangular(
 def _jagged(
     columns: Columns, starts: Sequence[NDArray[np.int64]], begin: int, end: int
 ) -> dict[str, NDArray[Any]]:
-    lengths_BF = np.stack([_sizes(c)[begin:end] for c in columns.keys], axis=1)
-    weighed = any(column.weights_N is not None for column in columns.keys)
+    arrays = _bags(columns.keys, starts, begin, end, lengths=columns.schema.lengths)
+    if columns.dense_BD is not None and columns.dense_BD.shape[1]:
+        arrays["DENSE"] = columns.dense_BD[begin:end].reshape(1, -1)
+    return arrays
+
+
+def _with_context(
+    columns: Columns, starts: Sequence[NDArray[np.int64]], begin: int, end: int
+) -> dict[str, NDArray[Any]]:
+    """Return a request of one context and its candidates; where bags have one key, no lengths."""
+    arrays: dict[str, NDArray[Any]] = {}
+    rows = {"CONTEXT_": (0, 1), "": (begin, end)}
+    for prefix, (first, last) in rows.items():
+        of = [
+            f
+            for f, each in enumerate(columns.features)
+            if (each.name in columns.once) == bool(prefix)
+        ]
+        mine = [columns.keys[f] for f in of], [starts[f] for f in of]
+        side = _bags(*mine, first, last, lengths="LENGTHS")
+        if (side["LENGTHS"] == 1).all():
+            del side["LENGTHS"]
+        if columns.dense_BD is not None:
+            names = columns.schema.dense or [""] * columns.dense_BD.shape[1]
+            at = [d for d, name in enumerate(names) if (name in columns.once) == bool(prefix)]
+            if at:
+                side["DENSE"] = columns.dense_BD[first:last, at].reshape(1, -1)
+        arrays |= {prefix + name: array for name, array in side.items()}
+    return {**arrays, "CANDIDATES": np.array([[end - begin]], np.int32)}
+
+
+def _bags(
+    columns: Sequence[Keys],
+    starts: Sequence[NDArray[np.int64]],
+    begin: int,
+    end: int,
+    *,
+    lengths: str,
+) -> dict[str, NDArray[Any]]:
+    """Return the tensors of the bags of some rows; their lengths' by the name that is given."""
+    lengths_BF = np.stack([_sizes(c)[begin:end] for c in columns], axis=1)
+    weighed = any(column.weights_N is not None for column in columns)
     places = places_of(lengths_BF)
     keys_N = np.zeros(int(lengths_BF.sum()), np.int64)
     weights_N = np.ones(len(keys_N), np.float32)
-    for column, start, place in zip(columns.keys, starts, places, strict=True):
+    for column, start, place in zip(columns, starts, places, strict=True):
         part = slice(int(start[begin]), int(start[end]))
         keys_N[place] = column.keys_N[part]
         if column.weights_N is not None:
             weights_N[place] = column.weights_N[part]
     arrays: dict[str, NDArray[Any]] = {
         "KEYS": keys_N.reshape(1, -1),
-        columns.schema.lengths: lengths_BF.astype(np.int32).reshape(1, -1),
+        lengths: lengths_BF.astype(np.int32).reshape(1, -1),
     }
     if weighed:
         arrays["WEIGHTS"] = weights_N.reshape(1, -1)
-    if columns.dense_BD is not None and columns.dense_BD.shape[1]:
-        arrays["DENSE"] = columns.dense_BD[begin:end].reshape(1, -1)
     return arrays
 
 

@@ -58,6 +58,7 @@ class Schema:
         max_output_bytes: Of its answer.
         lengths: Name of the tensor of the bags' lengths; `output`: of the answer.
         heads: Names of the scores, the first one's in `output`; "score" of one without a name.
+        context: Features and columns of DENSE that requests may carry once a user.
     """
 
     model: str
@@ -73,6 +74,7 @@ class Schema:
     lengths: str = "LENGTHS"
     output: str = "SCORE"
     heads: tuple[str, ...] = ("score",)
+    context: tuple[str, ...] = ()
 
     def output_of(self, head: str) -> str:
         """Name the tensor of a head's scores."""
@@ -159,6 +161,7 @@ def _read(
         lengths=_named(inputs, "LENGTHS", "NUMKEYS"),
         output=_named(outputs, "SCORE", "EMBEDDING", "OUTPUT0"),
         heads=_heads(_names(told, "heads"), outputs),
+        context=_context(said.get("context", "")),
     )
 
 
@@ -244,6 +247,11 @@ def _bins(each: Mapping[str, Any], columns: int, dense: tuple[str, ...] | None) 
     if not numbers or sorted(edges) != edges or len(edges) > _MOST_COLUMNS:
         raise _SchemaError(f"edges are {shown(edges)}")
     return Bins(dense=_number(each, "dense", None, within), edges=tuple(map(float, edges)))
+
+
+def _context(text: str) -> tuple[str, ...]:
+    names = text.split(",") if text else []
+    return _names({"context": names}, "context")
 
 
 def _heads(told: Sequence[str], outputs: Sequence[str]) -> tuple[str, ...]:

@@ -144,7 +144,8 @@ class Client:
         schema = self._schema(call)
         check_kind(schema, ranking=True)
         asked = chosen(schema, heads)
-        work = Work(read(schema, features, weights, dense, context), sources, version, asked)
+        columns = read(schema, features, weights, dense, context, repeat=sources)
+        work = Work(columns, sources, version, asked)
         answer: Ranked[Any] = self._run(call, work)
         return answer
 

@@ -74,6 +74,15 @@ def find_backends() -> Path:
 
 # --- model repository -----------------------------------------------------------------------------
 
+_OF_CONTEXTS = (
+    ("CONTEXT_KEYS", "TYPE_INT64"),
+    ("CONTEXT_LENGTHS", "TYPE_INT32"),
+    ("CONTEXT_WEIGHTS", "TYPE_FP32"),
+    ("CONTEXT_DENSE", "TYPE_FP32"),
+    ("CANDIDATES", "TYPE_INT32"),
+)
+"""Inputs of requests with contexts (docs/serving.md), and their types."""
+
 
 def _tensor(kind: str, name: str, dtype: str, dim: int, *flags: str) -> str:
     lines = [f"name: {protobuf_text(name)}", f"data_type: {dtype}", f"dims: [ {dim} ]", *flags]
@@ -107,6 +116,10 @@ def model_config(name: str, options: ModelOptions) -> str:
         _tensor("input", lengths, "TYPE_INT32", -1, ragged, "optional: true"),
         _tensor("input", "WEIGHTS", "TYPE_FP32", -1, ragged, "optional: true"),
         *([_tensor("input", "DENSE", "TYPE_FP32", -1, ragged, "optional: true")] * ranking),
+        *(
+            _tensor("input", name, dtype, -1, ragged, "optional: true")
+            for name, dtype in (_OF_CONTEXTS if options.context else ())
+        ),
         _tensor("output", answer, "TYPE_FP32", -1),
         *(_tensor("output", f"SCORE_{head}", "TYPE_FP32", -1) for head in options.more_heads),
         _tensor("output", "SOURCE", "TYPE_UINT8", -1),

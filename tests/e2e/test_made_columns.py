@@ -106,6 +106,7 @@ def site(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Iterato
             model=MODEL.name,
             publications=(publication.path, publication.path),
             max_degraded_share=SHARE,
+            context=tuple(name for name in NAMES[:OWN] if name != "cand"),
         )
         for stage in range(2, STAGES + 1):
             train(stage)
@@ -202,6 +203,51 @@ def test_a_jagged_request_is_answered_as_a_rectangular_one(site: Site) -> None:
     rectangular = site.score(1, {"KEYS": own(batch)})
     for name in ("SCORE", "SOURCE"):
         np.testing.assert_array_equal(output(by_bags, name), output(rectangular, name))
+
+
+def by_contexts(
+    users_BF: NDArray[np.int64], candidates_BC: NDArray[np.int64]
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
+    """A request of users, with candidates each, and the own columns of all its samples."""
+    cand, each = NAMES.index("cand"), candidates_BC.shape[1]
+    samples_BF = np.repeat(users_BF, each, axis=0)
+    samples_BF[:, cand] = candidates_BC.ravel()
+    arrays: dict[str, NDArray[Any]] = {
+        "CONTEXT_KEYS": np.delete(users_BF, cand, axis=1).reshape(1, -1),
+        "CANDIDATES": np.full((1, len(users_BF)), each, np.int32),
+        "KEYS": candidates_BC.reshape(1, -1),
+    }
+    return arrays, samples_BF
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_what_is_made_of_a_user_is_made_once_for_all_candidates(site: Site, node: int) -> None:
+    """Its crosses and history; those of user and candidate, and whether it was seen, for each."""
+    batch = some_events()
+    users_BF = own(batch)[:16]
+    rng = np.random.default_rng(node)
+    candidates_BC = rng.choice(own(batch)[:, NAMES.index("cand")], (16, 9))
+    state = site.histories[max(site.histories)]
+    seen = by_client(state, batch).keys_BF[:16, len(NAMES) :]
+    candidates_BC[:, 0] = seen[:, 0]  # of the user's history, where there is one
+    arrays, samples_BF = by_contexts(users_BF, candidates_BC)
+
+    def counted(of: str) -> float:
+        return metric(site.pair.nodes[node].metrics(), "embertide_contexts_total", of=of)
+
+    before = counted("keys_saved")
+    wanted, got = site.score(node, {"KEYS": samples_BF}), site.score(node, arrays)
+    np.testing.assert_array_equal(output(got, "SCORE"), output(wanted, "SCORE"))
+    assert int(parameters(got)["degraded_keys"]) == 0
+    whole, once = output(wanted, "SOURCE"), output(got, "SOURCE")
+    width = len(whole) // len(samples_BF)
+    saved = len(whole) - len(once)
+    assert {1, 3} <= set(once.tolist())
+    assert len(np.unique(output(got, "SCORE"))) > 30
+    # All but the candidate and its crosses with the user's columns.
+    both = sum("cand" in feature.crossed for feature in MODEL.features)
+    assert saved == 16 * 8 * (width - 1 - both)
+    wait_until(lambda: counted("keys_saved") - before == saved)
 
 
 def test_requests_that_are_executed_together_get_their_own_histories(site: Site) -> None:

@@ -12,14 +12,18 @@ Shapes: B samples, T columns that the net gets.
 import asyncio
 import dataclasses
 import json
+import queue
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from context_page import printed_request
 from numpy.typing import NDArray
 from serving import Client, Fronts, beside, change_manifest, flip_byte, metric
 from shop import RUN, Shop
@@ -80,6 +84,7 @@ class Served:
 
     trainer: Trainer
     dense_NT: NDArray[np.float32]
+    shop: Path
     echo: Path
     server: triton.TritonServer
     fronts: Fronts
@@ -118,7 +123,7 @@ def served(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Itera
     shutil.copytree(snapshot, directory / "changed")
     change_manifest(directory / "changed", dense_names=NAMES, former=FORMER)
     models = {"shop": snapshot, "echo": directory / "echo", "counted": directory / "echo"}
-    models |= {"changed": directory / "changed", "looked": snapshot}
+    models |= {"changed": directory / "changed", "looked": snapshot, "users": snapshot}
     options = beside(server_options, directory / "models", directory / "log", tuple(models))
     for name, path in models.items():
         made = triton.ModelOptions(
@@ -126,11 +131,14 @@ def served(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Itera
             kind="lookup" if name == "looked" else "ranking",
             max_batch_size=1024,
             threads=2,
+            context=("user", "age") if name == "users" else None,
+            instances=2 if name == "users" else 1,
             schema=schema_of(path) if path == snapshot else None,
         )
         triton.write_model(options.repository, name, made)
     with Fronts(options) as fronts:
-        yield Served(trainer, np.concatenate(got), directory / "echo", fronts.own, fronts)
+        echo = directory / "echo"
+        yield Served(trainer, np.concatenate(got), snapshot, echo, fronts.own, fronts)
 
 
 @pytest.fixture
@@ -345,3 +353,204 @@ def test_a_request_of_no_layout_is_refused_as_ever(client: Client) -> None:
     infinite = np.array([[1, np.inf]], np.float32)
     with pytest.raises(InferenceServerException, match=r"not finite in column 1 \(old\)"):
         scored(client, {"KEYS": keys[:1], "DENSE": infinite})
+
+
+# --- requests with contexts: in `users`, which is `shop`, user and age are a context's ------------
+
+
+@dataclasses.dataclass
+class Asked:
+    """Users and candidates: the request with contexts, and the one that repeats them."""
+
+    arrays: dict[str, NDArray[Any]]
+    repeated: dict[str, NDArray[Any]]
+
+    @classmethod
+    def drawn(cls, seed: int, users: int = 5, most: int = 40) -> "Asked":
+        rng = np.random.default_rng(seed)
+        counts_U = rng.integers(1, most, users)
+        of_B = np.repeat(np.arange(users), counts_U)
+        bags_U, bags_B = (
+            [rng.integers(0, 60, rng.integers(0, 4)) for _ in range(n)] for n in (users, len(of_B))
+        )
+        age_U, price_B, stars_B = (rng.lognormal(1, 1, n) for n in (users, len(of_B), len(of_B)))
+        for column in (age_U, price_B, stars_B):
+            column[rng.random(len(column)) < 0.2] = np.nan
+        dense_BD = np.stack([price_B, age_U[of_B], stars_B], 1).astype(np.float32)
+        bags = [bag for b, u in enumerate(of_B) for bag in (bags_U[u], bags_B[b])]
+        return cls(
+            {
+                **{f"CONTEXT_{name}": array for name, array in flat(bags_U).items()},
+                "CONTEXT_DENSE": age_U.astype(np.float32)[None],
+                "CANDIDATES": counts_U.astype(np.int32)[None],
+                **flat(bags_B),
+                "DENSE": np.ascontiguousarray(dense_BD[:, [0, 2]]).reshape(1, -1),
+            },
+            {**flat(bags), "DENSE": dense_BD.reshape(1, -1)},
+        )
+
+
+def flat(bags: list[NDArray[np.int64]]) -> dict[str, NDArray[Any]]:
+    return {
+        "KEYS": np.concatenate(bags).astype(np.int64)[None],
+        "LENGTHS": np.array([[len(bag) for bag in bags]], np.int32),
+    }
+
+
+def test_candidates_are_scored_as_if_each_had_its_context(client: Client, served: Served) -> None:
+    scores = []
+    for seed in range(8):
+        asked = Asked.drawn(seed, users=1 + seed)
+        got = client.send(asked.arrays, model="users")
+        wanted = client.send(asked.repeated, model="shop").as_numpy("SCORE")
+        np.testing.assert_array_equal(got.as_numpy("SCORE"), wanted)
+        again = client.send(asked.repeated, model="users").as_numpy("SCORE")
+        np.testing.assert_array_equal(again, wanted)
+        keys = asked.arrays["CONTEXT_KEYS"].size + asked.arrays["KEYS"].size
+        assert got.as_numpy("SOURCE").shape == (1, keys)
+        assert got.as_numpy("VERSION").shape == (1, 1)
+        scores.append(wanted.ravel())
+    assert len(np.unique(np.concatenate(scores))) > 100
+
+
+def test_keys_of_a_context_are_looked_up_and_counted_once(served: Served) -> None:
+    client = Client("grpc", served.server)
+    of = ("requests", "contexts", "candidates", "keys_saved")
+
+    def counted() -> list[float]:
+        page = served.server.metrics()
+        names = [metric(page, "embertide_contexts_total", model="users", of=each) for each in of]
+        return [*names, metric(page, "embertide_lookup_keys_total", model="users")]
+
+    client.send(Asked.drawn(90).repeated, model="users")
+    wait_until(lambda: counted()[-1] > 0)
+    asked = Asked.drawn(91)
+    keys = asked.arrays["CONTEXT_KEYS"].size + asked.arrays["KEYS"].size
+    saved = asked.repeated["KEYS"].size - keys
+    candidates = int(asked.arrays["CANDIDATES"].sum())
+    assert saved > 50
+    time.sleep(1.5)  # counters of what was asked before reach the page
+    before = counted()
+    client.send(asked.arrays, model="users")
+    expected = [b + more for b, more in zip(before, (1, 5, candidates, saved, keys), strict=True)]
+    wait_until(lambda: counted() == expected)
+    client.raw.close()
+
+
+def test_the_printed_request_is_answered_as_the_page_says(client: Client) -> None:
+    arrays = printed_request()
+    assert arrays["CANDIDATES"].tolist() == [[2, 1]]
+    user, it = [[7], [7], [8, 9]], [[100], [101], [102]]
+    bags = [np.array(bag) for pair in zip(user, it, strict=True) for bag in pair]
+    dense = np.array([[9.5, 30, 4, 12, 30, 3, 9.5, 41, 5]], np.float32)
+    wanted = client.send({**flat(bags), "DENSE": dense}, model="shop").as_numpy("SCORE")
+    got = client.send(arrays, model="users").as_numpy("SCORE")
+    np.testing.assert_array_equal(got, wanted)
+    assert got.shape == (1, 3)
+
+
+def ints(*values: int) -> NDArray[np.int32]:
+    return np.array([values], np.int32)
+
+
+# By name: what of the printed request is otherwise, None where it is left out; and what is said.
+WRONG_CONTEXTS: dict[str, tuple[dict[str, NDArray[Any] | None], str]] = {
+    "too few": ({"CANDIDATES": ints(1, 1)}, "CANDIDATES sum to 2 but the request has 3 cand"),
+    "too many": ({"CANDIDATES": ints(2, 2)}, "CANDIDATES sum to 4 but"),
+    "huge": ({"CANDIDATES": ints(2**31 - 1, 2**31 - 1)}, "CANDIDATES sum to 4294967294 but"),
+    "none of one": ({"CANDIDATES": ints(3, 0)}, "CANDIDATES of context 1 is 0; it must be at"),
+    "negative": ({"CANDIDATES": ints(4, -1)}, "CANDIDATES of context 1 is -1"),
+    "another count": ({"CANDIDATES": ints(3)}, r"CANDIDATES has shape \[1,1\]; for 2 contexts"),
+    "no counts": ({"CANDIDATES": None}, "input CANDIDATES is missing"),
+    "no keys": ({"CONTEXT_KEYS": None}, "input CONTEXT_KEYS is missing"),
+    "no context": (
+        {"CONTEXT_KEYS": np.zeros((1, 0), np.int64), "CONTEXT_LENGTHS": ints()},
+        "the request has no context",
+    ),
+    "no candidate": ({"KEYS": np.zeros((1, 0), np.int64)}, "the request has no candidate"),
+    "lengths": ({"CONTEXT_LENGTHS": ints(1, 1)}, "CONTEXT_LENGTHS sum to 2 but CONTEXT_KEYS has 3"),
+    "no age": ({"CONTEXT_DENSE": None}, "input CONTEXT_DENSE is missing: the model takes 1 dense"),
+    "all dense": ({"DENSE": np.ones((1, 9), np.float32)}, "for 3 samples of 2 dense features"),
+    "infinite": (
+        {"CONTEXT_DENSE": np.array([[1, np.inf]], np.float32)},
+        r"CONTEXT_DENSE of sample 1 is not finite in column 0 \(age\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CONTEXTS)
+def test_a_wrong_request_with_contexts_is_refused_by_itself(
+    client: Client, served: Served, protocol: str, name: str
+) -> None:
+    changed, says = WRONG_CONTEXTS[name]
+    good = printed_request()
+    wrong = {tensor: array for tensor, array in {**good, **changed}.items() if array is not None}
+    with pytest.raises(InferenceServerException, match=says):
+        client.send(wrong, model="users")
+    with pytest.raises(InferenceServerException, match="input"):
+        client.send(good, model="shop")
+    assert client.send(good, model="users").as_numpy("SCORE").shape == (1, 3)
+
+
+def test_requests_of_both_forms_and_wrong_ones_are_answered_together(served: Served) -> None:
+    client = Client("grpc", served.server)
+    drawn = [Asked.drawn(100 + n, users=2, most=20) for n in range(40)]
+    wanted = [client.send(each.repeated, model="shop").as_numpy("SCORE") for each in drawn]
+    wrong = {**drawn[0].arrays, "CANDIDATES": ints(1, 1)}
+    answers: list[queue.SimpleQueue[Any]] = []
+    for n, each in enumerate(drawn):
+        for arrays in (each.arrays, each.repeated, wrong if n % 4 == 0 else each.arrays):
+            answers.append(queue.SimpleQueue())
+            take = partial(_take, answers[-1])
+            client.raw.async_infer("users", client.inputs(arrays), callback=take)
+    for at, answer in enumerate(answers):
+        result, error = answer.get(timeout=20)
+        if at % 12 == 2:
+            assert "CANDIDATES sum to 2" in str(error)
+        else:
+            assert error is None
+            # In another batch the net's sums are rounded otherwise.
+            np.testing.assert_allclose(result.as_numpy("SCORE"), wanted[at // 3], atol=1e-6)
+    client.raw.close()
+
+
+def _take(answer: queue.SimpleQueue[Any], result: Any, error: Any) -> None:
+    answer.put((result, error))
+
+
+def test_the_client_sends_a_context_once(served: Served) -> None:
+    rng = np.random.default_rng(8)
+    call = {"price": rng.lognormal(1, 1, 500), "stars": rng.integers(0, 6, 500)}
+    context = {"user": [3, 44, 7], "age": 0.25}
+
+    def saved() -> float:
+        page = served.server.metrics()
+        return metric(page, "embertide_contexts_total", model="users", of="keys_saved")
+
+    time.sleep(1.5)  # counters of what was asked before reach the page
+    before = saved()
+    with NamedClient(served.server.grpc, timeout_s=20) as client:
+        wanted = client.rank("shop", call, context=context)
+        ranked = client.rank("users", call, context=context)
+        wait_until(lambda: saved() - before == 3 * 499)
+        with_sources = client.rank("users", call, context=context, sources=True)
+    np.testing.assert_array_equal(ranked.scores, wanted.scores)
+    np.testing.assert_array_equal(with_sources.scores, wanted.scores)
+    assert with_sources.sources is not None
+    assert with_sources.sources["user"].shape == (1500,)
+
+
+def test_columns_that_no_request_carries_are_no_context(
+    served: Served,
+) -> None:
+    client = Client("grpc", served.server)
+    for names, says in (
+        (("user", "who"), "which is no feature of the model"),
+        (("age",), "one at least has to be the context"),
+        (("user", "it"), "one at least has to be a candidate"),
+    ):
+        made = triton.ModelOptions(snapshot=served.shop, kind="ranking", context=names)
+        triton.write_model(served.server.options.repository, "wrong", made)
+        with pytest.raises(InferenceServerException, match=says):
+            client.raw.load_model("wrong")
+    client.raw.close()

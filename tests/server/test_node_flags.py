@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from embertide.server.adapters.node_options import OPTIONS, ModelOptions
 from embertide.server.adapters.process import UsageError
+from embertide.server.adapters.triton import model_config
 from embertide.server.cli.node_flags import FLAGS, options_of, with_node_flags
 
 # Of a node alone that is given nothing: what `serve` writes though it is a node's default too.
@@ -105,6 +106,19 @@ def test_parameters_are_texts_in_the_order_of_their_declaration() -> None:
         *("kind", "snapshot", "table_budgets", "guard"),
     }
     assert (options.bus, options.node, options.instances) == (None, "n", 1)
+
+
+def test_inputs_of_contexts_are_declared_where_their_columns_are_named() -> None:
+    options = written("--context", "user", "--context", "age")
+    assert options["context"] == ("user", "age")
+    told = model_config("m", ModelOptions(snapshot=Path("/s"), **options))
+    assert 'key: "context" value: { string_value: "user,age" }' in told
+    inputs = re.findall(r'input \[ { name: "(\w+)"', told)
+    of_contexts = ["CONTEXT_KEYS", "CONTEXT_LENGTHS", "CONTEXT_WEIGHTS", "CONTEXT_DENSE"]
+    assert inputs == ["KEYS", "LENGTHS", "WEIGHTS", "DENSE", *of_contexts, "CANDIDATES"]
+    assert "CONTEXT" not in model_config("m", ModelOptions(kind="ranking", snapshot=Path("/s")))
+    with pytest.raises(ValueError, match="context goes with kind ranking"):
+        ModelOptions(context=("user",))
 
 
 def test_a_name_that_no_option_has_is_refused_with_the_nearest() -> None:

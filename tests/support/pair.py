@@ -58,6 +58,7 @@ def start_pair(
     kind: Literal["ranking", "lookup"] = "ranking",
     hot_rows_bytes: int | None = None,
     max_degraded_share: float = 0,
+    context: tuple[str, ...] = (),
 ) -> Pair:
     """Start them, the model under the name "rank", and wait until they reach each other."""
     control_port, *ports = process.free_ports(7)
@@ -91,6 +92,7 @@ def start_pair(
             peer_address=f"127.0.0.1:{peer}",
             plan_file=directory / f"plan-{n}.bin",
             max_degraded_share=max_degraded_share,
+            context=context,
             # A busy machine holds a peer up for longer than the tenth of a second that it has.
             peer_timeout_ms=450,
         )

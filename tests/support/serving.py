@@ -38,13 +38,16 @@ class Client:
         outputs: Any = None,
         **more: Any,
     ) -> Any:
-        inputs = []
+        wanted = [self._module.InferRequestedOutput(name) for name in outputs] if outputs else None
+        return self.raw.infer(model, self.inputs(arrays), outputs=wanted, **more)
+
+    def inputs(self, arrays: dict[str, NDArray[Any]]) -> list[Any]:
+        made = []
         for name, array in arrays.items():
             tensor = self._module.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
             tensor.set_data_from_numpy(array)
-            inputs.append(tensor)
-        wanted = [self._module.InferRequestedOutput(name) for name in outputs] if outputs else None
-        return self.raw.infer(model, inputs, outputs=wanted, **more)
+            made.append(tensor)
+        return made
 
     def loaded(self, model: str) -> bool:
         """Whether the server says so: 2.72 has an error for a model that it does not have."""

@@ -67,8 +67,16 @@ class Transforms {
   // were missing. What is written is finite, whatever comes in.
   // Requires: raw_BD holds whole samples, and `out` has room for as many.
   uint64_t Apply(std::span<const float> raw_BD, float* out) const;
+  // The same, where neighbouring samples of one number in `context_of` (kNoContext: of none) have
+  // equal values in the columns of `is_context`: those are transformed, and counted, once.
+  // Requires: one of `context_of` a sample, one of `is_context` a column.
+  uint64_t Apply(std::span<const float> raw_BD, std::span<const uint32_t> context_of,
+                 const std::vector<bool>& is_context, float* out) const;
+  static constexpr uint32_t kNoContext = ~uint32_t{0};
 
  private:
+  // Writes what one value becomes; whether it was missing.
+  static bool ApplyTo(const DenseColumn& column, float raw, float* out);
   Transforms() = default;
   std::vector<DenseColumn> columns_;
   size_t outputs_ = 0;
