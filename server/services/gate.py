@@ -31,6 +31,7 @@ from embertide.v1 import control_pb2
 
 SERVICE = "embertide.v1.ControlService"
 AUTH_KEY = "embertide-auth"
+ROLE_KEY = "embertide-role"
 LARGE_BYTES_MAX = 16 << 20
 _BYTES_MAX = 4 << 20
 _READERS_BYTES_MAX = 64 << 10  # what looks is small
@@ -207,16 +208,18 @@ class Gate(grpc.ServerInterceptor):
             yield
 
     def _know(self, context: grpc.ServicerContext, call: str) -> Identity:
-        """Tell the caller what its call is named, and return who it is."""
+        """Tell the caller what its call is named and which role it has, and return who it is."""
+        told = [("x-request-id", call), (AUTH_KEY, "open" if self._guard.open else "closed")]
         try:
-            context.send_initial_metadata(
-                (("x-request-id", call), (AUTH_KEY, "open" if self._guard.open else "closed"))
+            caller = self._guard.identify(
+                cast(Any, context.invocation_metadata()), cast(Any, context.auth_context())
             )
-        except grpc.RpcError as error:
-            raise RefusedError(Code.CANCELLED, "the caller has gone") from error
-        caller = self._guard.identify(
-            cast(Any, context.invocation_metadata()), cast(Any, context.auth_context())
-        )
+            told.append((ROLE_KEY, caller.role))
+        finally:  # a stranger, too, hears the name of its call
+            try:
+                context.send_initial_metadata(tuple(told))
+            except grpc.RpcError as error:
+                raise RefusedError(Code.CANCELLED, "the caller has gone") from error
         CALLER.set(caller)
         return caller
 
