@@ -105,6 +105,7 @@ class Caller:
         named = {"authorization": f"Bearer {token}" if token else None, MODEL_KEY: model}
         self._metadata = tuple((key, value) for key, value in named.items() if value)
         self.open = False  # whether the control plane asks nobody for a token, once it has answered
+        self.role = ""  # what it takes the caller for; empty: not said yet
 
     def call(self, rpc: str, request: Any, deadline_s: float = DEADLINE_S) -> Any:
         """Call an RPC.
@@ -116,9 +117,9 @@ class Caller:
             answer, call = getattr(self._stub, rpc).with_call(
                 request, timeout=deadline_s, metadata=self._metadata
             )
-            self.open = ("embertide-auth", "open") in [
-                (key, value) for key, value in call.initial_metadata()
-            ]
+            said = dict(call.initial_metadata())
+            self.open = said.get("embertide-auth") == "open"
+            self.role = str(said.get("embertide-role", ""))
             return answer
 
     def watch(self, id: str, deadline_s: float) -> Iterator[control_pb2.Operation]:
@@ -183,8 +184,10 @@ def read_token(token_file: Path | None) -> str | None:
     return None if token_file is None else read_secret("--token-file", token_file)
 
 
-def tls_towards(address: str, token_file: Path | None) -> TlsFolder | None:
+def tls_towards(address: str, *, shows_token: bool) -> TlsFolder | None:
     """Return what to dial an address with, as the command at work was told to; None: plain text.
+
+    `shows_token` says whether calls will carry one.
 
     Raises:
         ProcessError: A certificate cannot be read, or a token would be sent in plain text to
@@ -193,7 +196,7 @@ def tls_towards(address: str, token_file: Path | None) -> TlsFolder | None:
     connection = CONNECTION.get()
     if connection.tls is not None:
         return TlsFolder(connection.tls)
-    if token_file is not None and not is_local_target(address) and not connection.plaintext:
+    if shows_token and not is_local_target(address) and not connection.plaintext:
         raise UsageError(
             f"the token would be sent in plain text to {address}: give --tls with a folder of "
             "certificates, or --plaintext on a network that nobody else listens to"
@@ -211,9 +214,9 @@ def calling(address: str, token_file: Path | None) -> Iterator[Caller]:
     """
     check_context()
     connection = CONNECTION.get()
-    caller = Caller(
-        address, read_token(token_file), connection.model, tls_towards(address, token_file)
-    )
+    token = read_token(token_file)
+    tls = tls_towards(address, shows_token=token_file is not None)
+    caller = Caller(address, token, connection.model, tls)
     try:
         yield caller
     finally:

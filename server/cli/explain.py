@@ -39,7 +39,7 @@ def _ask(
     """
     token = read_token(token_file)
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
-    with dial(address, tls_towards(address, token_file)) as channel:
+    with dial(address, tls_towards(address, shows_token=token_file is not None)) as channel:
         try:
             said: node_pb2.ExplainResponse = node_pb2_grpc.NodeServiceStub(channel).Explain(
                 request, timeout=_DEADLINE_S, metadata=metadata

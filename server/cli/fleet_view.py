@@ -3,7 +3,7 @@
 import collections
 import time
 from collections.abc import Set
-from typing import Any
+from typing import Any, NamedTuple
 
 from embertide._common.terminal import Table, age_text, say, show_table, time_text
 from embertide.server.cli.control_client import Caller, CallError, enum_name, message_facts
@@ -11,13 +11,56 @@ from embertide.server.cli.drift_view import drift_facts, drift_line
 from embertide.server.cli.trainer_view import show_trainer, trainer_facts, trainer_line
 from embertide.server.core.plan.layout import Place, layout_of, place_name
 from embertide.server.core.plan.workload import device_work, measured, skew
-from embertide.v1 import control_pb2
+from embertide.v1 import control_pb2, plan_pb2
+
+
+class FleetAnswers(NamedTuple):
+    """What a control plane says of its fleet.
+
+    Attributes:
+        at_ms: Wall clock when it was asked.
+        open: Whether it asks nobody for a token.
+        status: Its status.
+        plan: The newest plan; None: there is none yet.
+        load: What was read in the last load window; None: there is no plan yet.
+        no_plan: What it says where it has no plan.
+    """
+
+    at_ms: int
+    open: bool
+    status: control_pb2.ControlServiceGetStatusResponse
+    plan: plan_pb2.Plan | None = None
+    load: control_pb2.GetFleetLoadResponse | None = None
+    no_plan: str = ""
+
+
+def ask_fleet(caller: Caller, hot_keys: int = 1) -> FleetAnswers:
+    """Ask for everything that the view shows, and for so many hot keys.
+
+    Raises:
+        CallError: The control plane refused, or cannot be reached.
+    """
+    status = caller.call("GetStatus", control_pb2.ControlServiceGetStatusRequest())
+    answers = FleetAnswers(round(time.time() * 1000), caller.open, status)
+    try:
+        plan = caller.plan()
+    except CallError as error:
+        if error.code != "NOT_FOUND":
+            raise
+        return answers._replace(no_plan=str(error))
+    request = control_pb2.GetFleetLoadRequest(hot_keys=hot_keys)
+    return answers._replace(plan=plan, load=caller.call("GetFleetLoad", request, 10.0))
 
 
 def fleet_facts(caller: Caller) -> dict[str, Any]:
-    """Ask for everything that the view shows."""
-    status = caller.call("GetStatus", control_pb2.ControlServiceGetStatusRequest())
-    nodes = [
+    """Ask for everything that the view shows, and return it."""
+    return facts_of(ask_fleet(caller))
+
+
+def facts_of(answers: FleetAnswers) -> dict[str, Any]:
+    """Return everything that the view shows, of what a control plane said."""
+    status = answers.status
+    nodes: list[dict[str, Any]] = [
         {
             "node": each.node.name,
             "address": each.node.address,
@@ -40,9 +83,9 @@ def fleet_facts(caller: Caller) -> dict[str, Any]:
         behind = front - node["versions"][1] if node["versions"][1] else None
         node["versions_behind"] = behind if node in living else None
     return {
-        "at_ms": round(time.time() * 1000),
+        "at_ms": answers.at_ms,
         "plan_epoch": status.plan_epoch,
-        "open": caller.open,
+        "open": answers.open,
         "nodes": nodes,
         "newest_committed": committed,
         "versions_behind": front - min(newest) if newest else 0,
@@ -50,7 +93,7 @@ def fleet_facts(caller: Caller) -> dict[str, Any]:
         "tasks": [message_facts(each) for each in status.tasks],
         "refused": [message_facts(each) for each in status.refused],
         "drift": drift_facts(status.drift) if status.HasField("drift") else None,
-        **_devices(caller, {node["node"] for node in living}),
+        **_devices(answers, {node["node"] for node in living}),
     }
 
 
@@ -102,16 +145,12 @@ def _lives(node: control_pb2.FleetNode) -> bool:
     return node.state != control_pb2.NODE_STATE_DEAD
 
 
-def _devices(caller: Caller, living: Set[str]) -> dict[str, Any]:
+def _devices(answers: FleetAnswers, living: Set[str]) -> dict[str, Any]:
     """Return the devices of the plan with what they own and read, and the skew of each group."""
-    try:
-        plan = caller.plan()
-    except CallError as error:
-        if error.code != "NOT_FOUND":
-            raise
-        none: dict[str, Any] = {"devices": [], "skew": {}, "reads": [], "no_plan": str(error)}
-        return none | {"unowned_buckets": 0, "unowned_by_group": {}}
-    load = caller.call("GetFleetLoad", control_pb2.GetFleetLoadRequest(hot_keys=1), 10.0)
+    plan, load = answers.plan, answers.load
+    if plan is None or load is None:
+        none: dict[str, Any] = {"devices": [], "skew": {}, "reads": []}
+        return none | {"no_plan": answers.no_plan, "unowned_buckets": 0, "unowned_by_group": {}}
     workload = measured(plan.topology, {each.node: each.load for each in load.nodes})
     layout = layout_of(plan.assignments)
     work = device_work(plan.topology, layout, workload)
