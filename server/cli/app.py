@@ -127,6 +127,15 @@ _ours(
     "drift", "Show what the control plane decides about drift; set its mode, freeze it.", _OPERATE
 )
 _ours("hot", "Show the hottest keys, where reads are answered, and each device's load.", _OPERATE)
+add_lazy(
+    app,
+    "console",
+    Command(
+        module="embertide.server.console.command",
+        text="Serve pages of a fleet to browsers: health, timeline, nodes, operations, drift.",
+        panel=_OPERATE,
+    ),
+)
 _ours("context", "Control planes by name: `add` one, `use` it, and commands ask it.", _OPERATE)
 
 _ours(

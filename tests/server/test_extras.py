@@ -39,7 +39,9 @@ def modules(extra: str) -> set[str]:
     return found
 
 
-EVERYTHING = set().union(*(modules(extra) for extra in ("client", "train", "serve", "mlflow")))
+EVERYTHING = set().union(
+    *(modules(extra) for extra in ("client", "train", "serve", "console", "mlflow"))
+)
 
 
 def with_extra(extra: str, code: str) -> subprocess.CompletedProcess[str]:
@@ -78,6 +80,7 @@ for words in {commands!r}:
             ["", "status", "context list", "snapshot show", "doctor", "plan", "reshard", "node"],
         ),
         ("serve", ["", "serve", "control"]),
+        ("console", ["", "console", "status", "reshard", "node", "drift", "hot"]),
     ],
 )
 def test_commands_need_their_own_packages_alone(extra: str, commands: list[str]) -> None:
@@ -135,6 +138,7 @@ def test_a_trainer_needs_no_triton() -> None:
     [
         ("train", ("control", "--help"), "grpc_", "'embertide[serve]'"),
         ("train", ("chaos", "--help"), "jinja2", "'embertide[serve]'"),
+        ("serve", ("console", "--help"), "starlette", "'embertide[console]'"),
         ("client", ("--help",), "typer", "'embertide[train]'"),
     ],
 )

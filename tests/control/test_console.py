@@ -1,0 +1,188 @@
+"""The console before a real control plane: tokens, roles, and operations from dry run to undo."""
+
+from pathlib import Path
+
+import pytest
+from consoles import served
+from control_bench import Bench
+from visitor import Answer, Visitor
+from waiting import wait_until
+
+from embertide.server.cli.control_client import Caller
+from embertide.server.services.control_server import ControlServer
+from embertide.server.services.tokens import Tokens
+from embertide.v1 import control_pb2
+
+TOKENS = {
+    "operator/anna": "operators-token-is-long",
+    "reader/ben": "readers-token-is-long",
+    "node": "nodes-token-is-long-enough",
+}
+OPERATOR, READER, NODE = TOKENS.values()
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    file = tmp_path / "tokens"
+    file.write_text("".join(f"{owner}:{token}\n" for owner, token in TOKENS.items()))
+    return file
+
+
+@pytest.fixture
+def control(bench: Bench, tokens: Path, tmp_path: Path) -> ControlServer:
+    control = bench.control(expect=2, tokens=Tokens(tokens), audit=tmp_path / "audit.jsonl")
+    nodes = [bench.node(f"node-{at}", control.address, token=NODE) for at in range(2)]
+    wait_until(lambda: all(node.held().epoch for node in nodes))
+    return control
+
+
+@pytest.fixture
+def address(bench: Bench, control: ControlServer) -> str:
+    def dial(token: str | None) -> Caller:
+        return Caller(control.address, token)
+
+    return bench.stack.enter_context(served(dial, control.address)).address
+
+
+def visitor(address: str, token: str) -> Visitor:
+    visitor = Visitor(address)
+    answer = visitor.log_in(token)
+    assert answer.status == 303, answer.text
+    return visitor
+
+
+def preview(visitor: Visitor, **goal: str) -> Answer:
+    return visitor.send("/operations/preview", reason="a <test>", **goal)
+
+
+def start(visitor: Visitor, shown: Answer) -> Answer:
+    """Confirm a preview; its form has everything."""
+    return visitor.post("/operations/start", shown.page.fields("/operations/start"))
+
+
+def operations(bench: Bench, control: ControlServer) -> list[control_pb2.Operation]:
+    client = bench.client(control.address, READER)
+    answer = client.call("ListOperations", control_pb2.ListOperationsRequest())
+    return list(answer.operations)
+
+
+def test_an_operator_drains_a_node_and_undoes_it(
+    bench: Bench, control: ControlServer, address: str
+) -> None:
+    anna = visitor(address, OPERATOR)
+    assert "role operator" in anna.get("/").text
+    assert "Drain node-1" in anna.get("/nodes").text
+    shown = preview(anna, goal="drain_node", drain_node="node-1")
+    assert "Preview: drain" in shown.page.shown
+    assert "node-1/0" in shown.page.shown
+    assert operations(bench, control) == []
+
+    started = start(anna, shown)
+    assert "was accepted" in started.page.shown
+    assert start(anna, shown).headers["location"] == "/operations"  # pressed twice
+    wait_until(lambda: bool(operations(bench, control)[0].ended_ms))
+    (ended,) = operations(bench, control)
+    assert (ended.state, ended.author, ended.reason) == (
+        control_pb2.OPERATION_STATE_SUCCEEDED,
+        "operator/anna",
+        "a <test>",
+    )
+    wait_until(lambda: "succeeded" in anna.get("/operations").text)
+    page = anna.get("/operations").text
+    assert "a &lt;test&gt;" in page
+    assert f"Undo {ended.id}" in page
+
+    undone = start(anna, preview(anna, goal="undo_operation", undo_operation=ended.id))
+    assert "was accepted" in undone.page.shown
+    wait_until(lambda: all(each.ended_ms for each in operations(bench, control)))
+    assert len(operations(bench, control)) == 2
+
+
+def test_a_reader_is_refused_by_the_control_plane(
+    bench: Bench, control: ControlServer, address: str, tmp_path: Path
+) -> None:
+    ben = visitor(address, READER)
+    assert "role reader" in ben.get("/").text
+    assert "Drain node-1" not in ben.get("/nodes").text
+    assert "Start an operation" not in ben.get("/operations").text
+    goal = {"goal": "drain_node", "drain_node": "node-1"}
+    for path, fields in (
+        ("/operations/preview", goal),
+        (
+            "/operations/start",
+            {
+                **goal,
+                "epoch": str(
+                    bench.client(control.address, READER)
+                    .call("GetStatus", control_pb2.ControlServiceGetStatusRequest())
+                    .plan_epoch
+                ),
+            },
+        ),
+        ("/operations/steer", {"operation": "x", "steering": "pause"}),
+        ("/operations/steer", {"operation": "x", "steering": "abort", "confirmed": "yes"}),
+    ):
+        refused = ben.send(path, **fields)
+        assert refused.status == 403, path
+        assert "needs role operator" in refused.page.shown
+    assert operations(bench, control) == []
+    audit = (tmp_path / "audit.jsonl").read_text()
+    assert audit.count('"name": "ben"') == 4
+
+
+def test_an_operation_is_paused_resumed_and_aborted_after_a_question(
+    bench: Bench, control: ControlServer, address: str
+) -> None:
+    anna = visitor(address, OPERATOR)
+    shown = preview(anna, goal="drain_node", drain_node="node-1", mib_per_s="0.0001")
+    assert "was accepted" in start(anna, shown).page.shown
+    steer = {"operation": shown.page.fields("/operations/start")["operation_id"]}
+    assert anna.send("/operations/steer", steering="pause", **steer).status == 303
+    paused = control_pb2.OPERATION_STATE_PAUSED
+    wait_until(lambda: operations(bench, control)[0].state == paused)
+    assert anna.send("/operations/steer", steering="resume", **steer).status == 303
+    question = anna.send("/operations/steer", steering="abort", **steer)
+    assert "Abort operation" in question.page.shown
+    assert not operations(bench, control)[0].ended_ms
+    sure = question.page.fields("/operations/steer") | {"steering": "abort"}
+    assert anna.post("/operations/steer", sure).status == 303
+    aborted = control_pb2.OPERATION_STATE_ABORTED
+    wait_until(lambda: operations(bench, control)[0].state == aborted)
+
+
+def test_what_an_operator_writes_wrongly_is_named(address: str) -> None:
+    anna = visitor(address, OPERATOR)
+    for fields, says in (
+        ({"goal": "odd"}, "choose one of planner"),
+        ({"goal": "planner", "planner": "<b>"}, "planner is"),
+        ({"goal": "drain_node", "drain_node": "no node"}, "the node to drain is"),
+        ({"goal": "drain_node", "drain_node": "node-9"}, "node-9"),
+        ({"goal": "undo_operation", "undo_operation": "nothing"}, "nothing"),
+        ({"goal": "drain_node", "drain_node": "node-1", "p99_ms": "nan"}, "p99 in ms is"),
+        ({"goal": "drain_node", "drain_node": "node-1", "reason": "x" * 300}, "say it shorter"),
+    ):
+        refused = anna.send("/operations/preview", **fields)
+        assert refused.status in (400, 502), fields
+        assert says in refused.page.shown
+        assert "<b>" not in refused.text
+
+
+def test_a_plan_that_moved_on_is_previewed_again(address: str) -> None:
+    anna = visitor(address, OPERATOR)
+    shown = preview(anna, goal="drain_node", drain_node="node-1")
+    stale = shown.page.fields("/operations/start") | {"epoch": "1000"}
+    again = anna.post("/operations/start", stale)
+    assert "The plan has moved on since the preview" in again.page.shown
+    assert "was accepted" in start(anna, again).page.shown
+
+
+def test_a_withdrawn_token_sees_nothing_more(
+    address: str, tokens: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embertide.server.console.source.VERIFY_S", 0.0)
+    ben = visitor(address, READER)
+    assert ben.get("/").status == 200
+    tokens.write_text(f"operator/anna:{OPERATOR}\nnode:{NODE}\n")
+    wait_until(lambda: ben.get("/").status == 303)
+    assert visitor(address, OPERATOR).get("/").status == 200
+    assert Visitor(address).log_in(READER).status == 403

@@ -1,0 +1,205 @@
+"""Pages of the console: any names are text, an age when nobody answers, fleets of any size."""
+
+import re
+from typing import Any
+
+import pytest
+from consoles import PATHS, Served, made
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_fleet import MadeFleet, Names, answers
+from visitor import Page, Visitor
+from waiting import wait_until
+
+from embertide.server.console import source
+from embertide.server.console.app import Console, ConsoleOptions
+from embertide.server.console.heat import rows_of
+from embertide.server.console.source import Reading, read
+from embertide.server.console.views import VIEWS
+
+PAGE_BYTES_MAX = 500_000
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "{{ 7 * 7 }}",
+    "javascript:alert(1)",
+    "</textarea></title><svg/onload=alert(1)>",
+    "&lt;b&gt;",
+    "\x1b[2J\u202e\x00",
+)
+TEXT = st.one_of(
+    st.sampled_from(HOSTILE), st.text(alphabet="<>\"'&;/=`{}%\\ abc\n\u202e\u2028\x1b", max_size=40)
+)
+
+
+def pages(there: Served) -> dict[str, Page]:
+    visitor = there.visitor("")
+    return {path: visitor.get(path).page for path in PATHS}
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Page]:
+    with made(answers()) as (there, _):
+        return pages(there)
+
+
+def render(told: dict[str, object]) -> dict[str, str]:
+    """Each page's text, without a server."""
+    fleet = MadeFleet(told)
+    console = Console(ConsoleOptions(control="127.0.0.1:7070", dial=fleet.dial))
+    reading: Reading = read(fleet.dial(""))
+    console.source.heat.add(reading.answers)
+    frame: dict[str, Any] = {"csrf": "c", "role": "operator", "may_act": True, "is_open": False}
+    try:
+        return {
+            path: bytes(
+                console._render(
+                    f"{name}.html",
+                    view=name,
+                    title=title,
+                    problem="",
+                    at_ms=reading.answers.at_ms,
+                    url=path,
+                    planners=["auto"],
+                    **frame,
+                    **make(reading, {}, console.source),
+                ).body
+            ).decode()
+            for name, (path, title, make) in VIEWS.items()
+        }
+    finally:
+        console.close()
+
+
+PLAIN = {path: Page(text).tags for path, text in render(answers()).items()}
+
+
+@settings(max_examples=40, deadline=None)
+@given(node=TEXT, table=TEXT, reason=TEXT, author=TEXT, host=TEXT, message=TEXT)
+def test_names_are_text_whatever_they_hold(
+    node: str, table: str, reason: str, author: str, host: str, message: str
+) -> None:
+    names = Names(
+        node=node, table=table, reason=reason or "r", author=author, host=host, message=message
+    )
+    for path, text in render(answers(names=names)).items():
+        page = Page(text)
+        shape = [tag for tag in page.tags if tag[0] not in ("span", "br")]
+        assert shape == [tag for tag in PLAIN[path] if tag[0] not in ("span", "br")]
+        assert not re.search("[\x00\x1b\u202e\u2028]", text)
+
+
+def test_no_page_has_a_script_or_a_style_of_its_own(plain: dict[str, Page]) -> None:
+    for page in plain.values():
+        assert page.inline.strip() == ""
+        for tag, attributes in page.tags:
+            assert tag != "style"
+            assert not [name for name in attributes if name == "style" or name.startswith("on")]
+        for tag, said in page.attributes:
+            place = said.get("src", said.get("href", "") if tag == "link" else "")
+            assert place == "" or place.startswith("/static/"), place
+
+
+def test_what_pages_show_is_what_status_shows(plain: dict[str, Page]) -> None:
+    assert "Live nodes2 of 2" in re.sub(r"\s+", " ", plain["/"].shown)
+    assert "drain move-1 was accepted: 4 buckets" in plain["/timeline"].shown
+    assert "operator/anna" in plain["/operations"].shown
+    assert "no gain" in plain["/drift"].shown
+    assert "10.0.0.1:7200" in plain["/nodes"].shown
+
+
+def test_a_dead_node_is_named_with_its_remedy_and_its_time() -> None:
+    with made(answers(3, dead=1)) as (there, _):
+        shown = {path: " ".join(page.shown.split()) for path, page in pages(there).items()}
+    assert "node node-0 is dead, its last beat 61 s ago" in shown["/"]
+    assert "6 buckets have no live owner" in shown["/"]
+    assert "last beat of node node-0, which is dead" in shown["/timeline"]
+
+
+def test_a_timeline_is_searched() -> None:
+    with made(answers(names=Names(reason="the great move"))) as (there, _):
+        visitor = there.visitor("")
+        found = visitor.get("/timeline?q=GREAT+move&kind=operation").page.shown
+        assert "1 events" in found or "2 events" in found
+        assert "No such event" in visitor.get("/timeline?q=nothing+of+this").page.shown
+        assert visitor.get("/timeline?kind=odd&q=%00%ff").status == 200
+        assert visitor.get("/nodes?page=99999999999999999999&state=%22%3E").status == 200
+
+
+def test_it_shows_what_it_knew_while_the_control_plane_is_away() -> None:
+    with made(answers()) as (there, fleet):
+        visitor = there.visitor("")
+        assert "does not answer; these figures" not in visitor.get("/").text
+        fleet.die()
+        there.console.source.forget_age()
+        wait_until(lambda: "does not answer; these figures" in visitor.get("/").text)
+        for path in PATHS:
+            page = visitor.get(path)
+            assert page.status == 200
+            assert "does not answer; these figures are" in page.text
+            assert "no control plane answers" in page.text
+        assert there.console.source.failures >= 1
+        refused = Visitor(there.address).log_in()
+        assert refused.status == 403
+        assert "no control plane answers" in refused.text
+
+
+def test_a_control_plane_that_never_answered_is_named() -> None:
+    with made(answers()) as (there, fleet):
+        visitor = there.visitor("")
+        fleet.die()
+        for path in PATHS:
+            page = visitor.get(path)
+            assert page.status == 503
+            assert "has not said anything yet" in page.text
+
+
+def test_an_answer_that_cannot_be_shown_ends_nothing() -> None:
+    with made(answers()) as (there, fleet):
+        visitor = there.visitor("")
+        fleet.told = {}
+        assert "cannot be shown: KeyError" in visitor.get("/").text
+        fleet.told = answers()
+        there.console.source.forget_age()
+        assert visitor.get("/").status == 200
+
+
+def test_an_empty_fleet_says_what_to_do() -> None:
+    with made(answers(0)) as (there, _):
+        shown = pages(there)
+    assert "No node has registered yet" in shown["/nodes"].shown
+    assert "no plan has been made" in shown["/load"].shown
+    assert "None yet." in shown["/operations"].shown
+
+
+def test_pages_of_a_thousand_nodes_are_small() -> None:
+    with made(answers(1000, bits=12, dead=400)) as (there, _):
+        visitor = there.visitor("")
+        static = sum(
+            len(visitor.get(f"/static/{name}").text)
+            for name in (
+                *("console.css", "console.js", "theme.js"),
+                *("htmx.min.js", "uplot.min.js", "uplot.min.css"),
+            )
+        )
+        for path in PATHS:
+            page = visitor.get(path)
+            assert page.status == 200
+            assert len(page.text) + static < PAGE_BYTES_MAX, path
+        assert "1,000 of 1,000 nodes" in visitor.get("/nodes").text
+        assert "page 10 of 10" in visitor.get("/nodes?page=10").text
+        assert "1 of 1,000 nodes" in visitor.get("/nodes?q=node-777").text
+
+
+def test_a_heat_map_groups_buckets_that_are_neighbours() -> None:
+    reading = read(MadeFleet(answers(2, bits=12)).dial(""))
+    rows, begins = rows_of(reading.answers)
+    assert len(rows) == 32
+    assert (rows[0].first, rows[0].last, rows[-1].last) == (0, 127, 4095)
+    assert begins == {0: (0, 128, 32)}
+    console = source.Source()
+    console.heat.add(reading.answers)
+    facts = console.heat.facts()
+    assert [sum(column) for column in facts["reads"]] == [sum(10 + b for b in range(4096))]
+    console.close()

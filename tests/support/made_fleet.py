@@ -1,0 +1,186 @@
+"""Made-up answers of a control plane, for pages of the console: any size, any names."""
+
+import dataclasses
+import time
+from typing import Any
+
+import grpc
+
+from embertide.server.cli.control_client import CallError
+from embertide.v1 import control_pb2, node_pb2, plan_pb2, update_pb2
+
+NOW_MS = 1_790_000_000_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Names:
+    """What others have named, and what they gave as reasons."""
+
+    node: str = "node"
+    table: str = "user"
+    reason: str = "a release"
+    author: str = "operator/anna"
+    host: str = "trainer-0"
+    message: str = "the name is alive elsewhere"
+
+
+def answers(
+    nodes: int = 2, *, bits: int = 4, names: Names = Names(), dead: int = 0
+) -> dict[str, Any]:
+    """The answers of a fleet by RPC; the first `dead` nodes are dead."""
+    now_ms = round(time.time() * 1000)
+    tier = plan_pb2.TierBudget(tier=plan_pb2.TIER_DDR, budget_bytes=1 << 30)
+    known = [
+        plan_pb2.Node(
+            name=f"{names.node}-{at}",
+            address=f"10.0.0.{at % 250}:7200",
+            devices=[plan_pb2.Device(index=0, kind=plan_pb2.DEVICE_KIND_CPU, budgets=[tier])],
+        )
+        for at in range(nodes)
+    ]
+    status = control_pb2.ControlServiceGetStatusResponse(
+        plan_epoch=7 if nodes else 0,
+        newest_committed=update_pb2.Version(lineage=1, number=40),
+        tasks=[node_pb2.TaskHealth(name="ticks", state="failing", error=names.message, since_ms=1)],
+        refused=[
+            control_pb2.RefusedRegistration(
+                node=names.node, address=names.host, message=names.message, count=3, last_ms=now_ms
+            )
+        ],
+        trainer=control_pb2.TrainerStatus(
+            sign=update_pb2.TrainerSign(
+                host=names.host, folder=names.host, version=40, started_ms=now_ms - 10_000, events=9
+            ),
+            age_ms=900,
+        ),
+    )
+    for at, node in enumerate(known):
+        status.nodes.add(
+            node=node,
+            state=control_pb2.NODE_STATE_DEAD if at < dead else control_pb2.NODE_STATE_READY,
+            versions=update_pb2.VersionRange(
+                oldest=update_pb2.Version(lineage=1, number=36),
+                newest=update_pb2.Version(lineage=1, number=40 - at % 3),
+            ),
+            plan_epoch=7,
+            staleness_ms=100 + 7 * at,
+            last_beat_ms=61_000 if at < dead else 12,
+            failing=[node_pb2.TaskHealth(name="bus", state="failing", error=names.message)],
+        )
+    buckets = 1 << bits
+    plan = plan_pb2.Plan(
+        epoch=7,
+        tables=[plan_pb2.PlannedTable(id=0, name=names.table, bucket_bits=bits, chunks=1)],
+        topology=plan_pb2.Topology(nodes=known),
+        assignments=[
+            plan_pb2.Assignment(
+                bucket_begin=bucket,
+                bucket_count=1,
+                owners=[plan_pb2.Owner(node=bucket % nodes)],
+            )
+            for bucket in range(buckets if nodes else 0)
+        ],
+        created_ms=now_ms - 5000,
+        planner="first",
+    )
+    load = control_pb2.GetFleetLoadResponse(
+        hot_keys=[node_pb2.HotKey(table_id=0, key=7, reads=40, error=1)]
+    )
+    for at, node in enumerate(known):
+        told = load.nodes.add(node=node.name).load
+        for bucket in range(at, buckets, nodes):
+            told.buckets.add(bucket=bucket, reads=10 + bucket, resident_bytes=1000, held=True)
+    operation = control_pb2.Operation(
+        id="move-1",
+        kind="drain",
+        state=control_pb2.OPERATION_STATE_RUNNING,
+        created_ms=now_ms - 3000,
+        buckets_done=1,
+        buckets_total=4,
+        author=names.author,
+        reason=names.reason,
+        message=names.message,
+    )
+    ended = control_pb2.Operation()
+    ended.CopyFrom(operation)
+    ended.id, ended.ended_ms = "move-0", now_ms - 1000
+    ended.state = control_pb2.OPERATION_STATE_SUCCEEDED
+    decision = control_pb2.Decision(
+        id="look-1",
+        at_ms=now_ms - 2000,
+        outcome=control_pb2.DECISION_OUTCOME_NO_GAIN,
+        why=names.message,
+        looks=3,
+        triggers=["skew"],
+    )
+    return {
+        "GetStatus": status,
+        "GetPlan": control_pb2.GetPlanResponse(plan=plan) if nodes else None,
+        "GetFleetLoad": load,
+        "ListOperations": control_pb2.ListOperationsResponse(
+            operations=[operation, ended] if nodes else []
+        ),
+        "ListDecisions": control_pb2.ListDecisionsResponse(
+            decisions=[decision] if nodes else [],
+            status=control_pb2.DriftStatus(
+                settings=control_pb2.DriftSettings(
+                    mode=control_pb2.DRIFT_MODE_AUTO, reason=names.reason
+                ),
+                outcome=control_pb2.DECISION_OUTCOME_NO_GAIN,
+                why=names.message,
+            ),
+        ),
+    }
+
+
+class MadeFleet:
+    """Stands in for a control plane.
+
+    Attributes:
+        told: Its answers by RPC.
+        refusal: What it answers instead; None: its answers.
+        role: Of every caller.
+        open: Whether it asks nobody for a token.
+        tokens: Those that it takes.
+        calls: RPCs that were called.
+    """
+
+    def __init__(self, told: dict[str, Any], *, role: str = "operator", open: bool = True) -> None:
+        self.told = told
+        self.refusal: CallError | None = None
+        self.role = role
+        self.open = open
+        self.tokens = {"good", "also good"}
+        self.calls: list[str] = []
+
+    def dial(self, token: str | None) -> Any:
+        return MadeCaller(self, token)
+
+    def die(self) -> None:
+        self.refusal = CallError(grpc.StatusCode.UNAVAILABLE, "no control plane answers")
+
+
+class MadeCaller:
+    """Calls of a made-up control plane."""
+
+    def __init__(self, fleet: MadeFleet, token: str | None) -> None:
+        self._fleet, self._token = fleet, token
+        self.open, self.role = fleet.open, fleet.role
+
+    def call(self, rpc: str, request: Any, deadline_s: float = 5.0) -> Any:
+        self._fleet.calls.append(rpc)
+        if self._fleet.refusal is not None:
+            raise self._fleet.refusal
+        if not self._fleet.open and self._token not in self._fleet.tokens:
+            raise CallError(grpc.StatusCode.UNAUTHENTICATED, "the token is not known here")
+        answer = self._fleet.told[rpc]
+        if answer is None:
+            raise CallError(grpc.StatusCode.NOT_FOUND, "no plan has been made")
+        return answer
+
+    def plan(self, epoch: int = 0) -> plan_pb2.Plan:
+        plan: plan_pb2.Plan = self.call("GetPlan", control_pb2.GetPlanRequest()).plan
+        return plan
+
+    def close(self) -> None:
+        pass
