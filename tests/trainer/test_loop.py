@@ -722,9 +722,10 @@ class Watched(Trainer):
         self.log.append(("times", int(batch.ts_ms_B[0]), int(batch.ts_ms_B[-1])))
         super()._train(batch)
 
-    def wait(self, end: int) -> None:
+    def wait(self, end: int, _: Callable[[], bool]) -> bool:
         """As the gate."""
         self.log.append(("wait", end, end))
+        return True
 
 
 def test_a_versions_watermark_parts_what_it_learned_from_what_it_did_not(
@@ -760,15 +761,39 @@ def test_nothing_is_learned_before_the_gate_released_it(fresh: Publication) -> N
 
 def test_a_gate_that_stays_shut_holds_the_trainer_back(whole: Whole, fresh: Publication) -> None:
     class Shut:
-        def wait(self, end: int) -> None:
+        def wait(self, end: int, _: Callable[[], bool]) -> bool:
             if end > TOTAL // 2:
                 raise Killed
+            return True
 
     trainer = Trainer(RUN, fresh, program_cache=CACHE)
     with pytest.raises(Killed):
         trainer.fit(NEWS, gate=Shut())
     assert 0 < trainer.state.events <= TOTAL // 2
     assert_ends_as(whole, fresh, resume(fresh))
+
+
+def test_a_trainer_that_is_stopped_before_a_shut_gate_ends_and_goes_on_there(
+    fresh: Publication,
+) -> None:
+    class Shut:
+        def wait(self, end: int, is_stopping: Callable[[], bool]) -> bool:
+            if end <= TOTAL // 2:
+                return True
+            trainer.stop()
+            return not is_stopping()
+
+    trainer = Trainer(RUN, fresh, program_cache=CACHE)
+    trainer.fit(NEWS, gate=Shut())
+    assert trainer.stopped
+    learned = trainer.state.events
+    assert 0 < learned <= TOTAL // 2
+    assert trainer.state.offset == trainer.state.done  # nothing of the batch that waited
+    again = Watched(RUN, fresh, program_cache=CACHE)
+    again.fit(NEWS)
+    parts = [(first, last) for what, first, last in again.log if what == "learn"]
+    assert parts[0][0] == learned
+    assert again.state.events == TOTAL
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["whole", "killed"])

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import redis
@@ -147,8 +147,8 @@ class ScoredGate:
         self._key = scored_key(model)
         self._scored = 0
 
-    def wait(self, end: int) -> None:
-        """Return once all events before index `end` are scored.
+    def wait(self, end: int, is_stopping: Callable[[], bool]) -> bool:
+        """Return whether all events before index `end` are scored: False only if it is to stop.
 
         Raises:
             TrainerError: The scorer stood still for ten minutes, or Redis cannot be reached.
@@ -164,9 +164,12 @@ class ScoredGate:
                 self._scored = scored
                 deadline = time.monotonic() + _PATIENCE_S
                 continue
+            if is_stopping():
+                return False
             if time.monotonic() > deadline:
                 raise TrainerError(
                     f"nothing was scored for {_PATIENCE_S:.0f} s (at event {self._scored}): is the "
                     "scorer running?"
                 )
             time.sleep(_POLL_S)
+        return True

@@ -85,8 +85,11 @@ log = logging.getLogger(__name__)
 class Gate(Protocol):
     """Says how far the trainer may read: it must not learn from what is not yet scored."""
 
-    def wait(self, end: int) -> None:
-        """Return once the events before index `end` may be trained on."""
+    def wait(self, end: int, is_stopping: Callable[[], bool]) -> bool:
+        """Return whether the events before index `end` may be trained on.
+
+        It waits until they may, or until `is_stopping` says that nobody waits for it any more.
+        """
 
 
 class Trainer:
@@ -477,6 +480,7 @@ class Trainer:
                 progress(seen.with_others(others))
 
         self._teller = teller = Teller(show, lambda: self._mark(source), every_s)
+        shut = False  # told to stop before the gate
         for batch in batches:
             self._stand(batch.first, None if batch.origin is None else batch.origin.cursor)
             self._begin(int(batch.ts_ms_B[0]))
@@ -489,8 +493,12 @@ class Trainer:
                 self._reach(int(part.ts_ms_B[0]))
                 if gate is not None:
                     self._finish()
-                    if self.ranks.first:
-                        gate.wait(int(part.event_B[-1]) + 1)
+                    end = int(part.event_B[-1]) + 1
+                    if self.ranks.first and not gate.wait(end, self._is_stopping):
+                        # Other ranks are in the step already: with them it is learned.
+                        shut = self.ranks.size == 1
+                if shut:
+                    break
                 if self._is_undone(part):
                     self._finish()
                     self.undone_events += len(part)
@@ -499,6 +507,9 @@ class Trainer:
                     self._join(part)
                 else:
                     self._train(extend(self.state.histories, part))
+            if shut:
+                self.stopped = True
+                break
             last_ms = batch.watermark_ms
             self._learned = (last_ms, time.time_ns() // 1_000_000)
             teller.learned()
