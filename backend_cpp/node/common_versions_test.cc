@@ -1,10 +1,10 @@
 // CommonVersions: what a node offers, and what a pin takes by what its peers have.
-#include "embertide/serving_store.h"
 #include "node/common_versions.h"
 
 #include <gtest/gtest.h>
 
 #include "base/background_task.h"
+#include "embertide/serving_store.h"
 #include "node/latency_meter.h"
 #include "node/load_meter.h"
 #include "node/test_model.h"
