@@ -87,7 +87,7 @@ def test_json_has_the_error_too(capsys: pytest.CaptureFixture[str]) -> None:
 def test_extras_are_those_of_the_package() -> None:
     assert extras_with("torch") == ["train"]
     assert extras_with("tritonclient.grpc") == ["client", "serve"]
-    assert extras_with("grpc_health.v1") == ["serve"]
+    assert extras_with("grpc_health.v1") == ["console", "serve"]
     assert extras_with("nothing_of_the_kind") == []
     ours = ModuleNotFoundError("No module named 'embertide.x'", name="embertide.x")
     with pytest.raises(ModuleNotFoundError):

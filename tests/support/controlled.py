@@ -52,6 +52,7 @@ from embertide.server.cli import main
 lost_state.FOUND_AGAIN_MS = {}
 main()
 """
+_EVERY_KEY = [bag for key in range(KEYS) for bag in ([key], [key], [], [key])]
 Keys = Sequence[tuple[int, int]]  # table, key
 
 
@@ -350,7 +351,11 @@ class ControlledSite:
         self.wake(self.control)
 
     def mend(self) -> None:
-        """Start what was killed again, wake what sleeps, and wait until all is well."""
+        """Start what was killed again, wake what sleeps, and wait until all is well.
+
+        A node that is back before it was missed counts as alive all the time, though a peer may
+        not have connected to it again: it is away until every node has its rows.
+        """
         self.go_on()
         for n, node in enumerate(self.nodes):
             if not node.process.alive():
@@ -358,6 +363,8 @@ class ControlledSite:
                 self.nodes[n] = self._new_node(n)
             self.wake(self.nodes[n].process)
         wait_until(self.is_whole)
+        for node in self.nodes:
+            wait_until(functools.partial(_answers_every_key, node))
         now_s = time.monotonic()
         self._was_away += [(n, since_s, now_s) for n, since_s in self._away.items()]
         self._away.clear()
@@ -523,14 +530,11 @@ class ControlledSite:
 
     def check_every_row(self) -> None:
         """Read every key at every node, at the newest version or a later one."""
-        bags: list[list[int]] = []
-        for key in range(KEYS):
-            bags += [[key], [key], [], [key]]
         newest = self.model.newest
 
         def is_new_and_right(node: NodeProcess) -> bool:
-            answer = node.read(bags)
-            assert is_right(self.model, bags, answer), node.name
+            answer = node.read(_EVERY_KEY)
+            assert is_right(self.model, _EVERY_KEY, answer), node.name
             return answer.version.number >= newest
 
         for node in self.nodes:
@@ -544,6 +548,15 @@ def stays(condition: Callable[[], bool], for_s: float) -> bool:
         if not condition():
             return False
     return True
+
+
+def _answers_every_key(node: NodeProcess) -> bool:
+    """Whether a node answers all keys, its own and its peers'."""
+    try:
+        answer = node.read(_EVERY_KEY)
+    except grpc.RpcError:
+        return False
+    return _UNANSWERED not in answer.sources
 
 
 def _is_asleep(pid: int) -> bool:
