@@ -120,4 +120,4 @@ def command(
         scheme = "https" if certificate is not None else "http"
         say(f"console of {control} at {scheme}://{server.address}; Ctrl-C stops it")
         server.wait()
-        raise ProcessError("the console's server has ended: see what it logged above, and start it again")
+        raise ProcessError("the console has ended: see what it logged above and start it again")
