@@ -95,6 +95,11 @@ Result<std::unique_ptr<DenseProgram>> DenseProgram::Open(const std::string& plug
   program->dense_features_ = shape.dense_features;
   program->embedding_dim_ = shape.embedding_dim;
   program->heads_ = shape.heads;
+  if (shape.context_embeddings != nullptr) {
+    program->context_dense_.assign(shape.context_dense, shape.context_dense + shape.dense_features);
+    program->context_embeddings_.assign(shape.context_embeddings,
+                                        shape.context_embeddings + shape.embedding_dim);
+  }
   return program;
 }
 
@@ -125,6 +130,19 @@ Status DenseProgram::Run(const DenseWeights& weights, int64_t batch, const float
   std::array<char, kErrorBytes> error{};
   const int result = plugin_->run(program_, weights.get(), batch, dense_BD, embeddings_BE,
                                   scores_HB.data(), error.data(), error.size());
+  if (result == EMBERTIDE_DENSE_OK) return Status::Ok();
+  return {CodeOf(result, Code::kDeviceError), std::string("dense net: ") + error.data()};
+}
+
+Status DenseProgram::RunContexts(const DenseWeights& weights, const DenseContexts& request,
+                                 std::span<float* const> scores_HB) {
+  const EmbertideDenseContexts given{request.users,           request.candidates,
+                                     request.context_dense,   request.context_embeddings,
+                                     request.candidate_dense, request.candidate_embeddings,
+                                     request.user_of};
+  std::array<char, kErrorBytes> error{};
+  const int result = plugin_->run_contexts(program_, weights.get(), &given, scores_HB.data(),
+                                           error.data(), error.size());
   if (result == EMBERTIDE_DENSE_OK) return Status::Ok();
   return {CodeOf(result, Code::kDeviceError), std::string("dense net: ") + error.data()};
 }

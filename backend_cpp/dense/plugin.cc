@@ -7,6 +7,12 @@
 // Of a net of several heads "format" is 2, "heads" their number, and the outputs one score_B each.
 // With "one_sample": true there is a second program of that name, of the same inputs, which is fast
 // for one sample and takes no more (trainer/model/one_sample.py).
+// With "context": {"dense": [[begin, end], ..], "embeddings": [..], "direct": [name, ..],
+// "prepared": [[..], ..]} those columns are the user's, and there are the program "context" and, if
+// a tensor is prepared, "prepare" (trainer/model/rewrite/package.py). "prepare" takes the
+// parameters and gives tensors of the shapes said. "context" takes context_dense,
+// context_embeddings, candidate_dense, candidate_embeddings, the user of each candidate (int64),
+// the direct parameters and the prepared tensors; its outputs are as those of the other.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
@@ -14,6 +20,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -40,18 +47,31 @@ struct Loader : torch::inductor::AOTIModelPackageLoader {
       : AOTIModelPackageLoader(package, name, /*run_single_threaded=*/true, /*num_runners=*/1) {}
 };
 
+// The programs for users and candidates.
+struct ContextPrograms {
+  std::optional<Loader> run;
+  mutable std::mutex preparing;  // versions may be loaded by several threads
+  mutable std::optional<Loader> prepare;
+  std::vector<uint8_t> dense;  // by column: 1 for the user's
+  std::vector<uint8_t> embeddings;
+  std::vector<size_t> direct;  // places among the parameters
+  std::vector<std::vector<int64_t>> prepared;
+};
+
 }  // namespace
 
 struct EmbertideDenseProgram {
   explicit EmbertideDenseProgram(const char* package) : loader(package, "model") {}
   Loader loader;
   std::optional<Loader> one_sample;
+  std::unique_ptr<ContextPrograms> contexts;  // null without
   EmbertideDenseShape shape{};
   std::vector<Parameter> parameters;
 };
 
 struct EmbertideDenseWeights {
   std::vector<at::Tensor> tensors;
+  std::vector<at::Tensor> of_contexts;  // direct ones, then the prepared
 };
 
 namespace {
@@ -74,6 +94,43 @@ int Guard(char* error, size_t capacity, const Body& body) {
   return result;
 }
 
+// A byte a column: 1 within one of the ranges.
+std::vector<uint8_t> MarksOf(const embertide::Json& ranges, uint32_t columns) {
+  std::vector<uint8_t> marks(columns);
+  for (const auto& range : ranges) {
+    const uint32_t begin = range.at(0);
+    const uint32_t end = range.at(1);
+    if (begin >= end || end > columns) {
+      throw Rejected("the package says that columns " + range.dump() + " of " +
+                     std::to_string(columns) + " are the user's: export it again");
+    }
+    std::fill(marks.begin() + begin, marks.begin() + end, uint8_t{1});
+  }
+  return marks;
+}
+
+void ReadContexts(const char* package, const embertide::Json& json,
+                  EmbertideDenseProgram* program) {
+  auto contexts = std::make_unique<ContextPrograms>();
+  contexts->dense = MarksOf(json.at("dense"), program->shape.dense_features);
+  contexts->embeddings = MarksOf(json.at("embeddings"), program->shape.embedding_dim);
+  for (const auto& name : json.at("direct")) {
+    const auto found =
+        std::ranges::find(program->parameters, name.template get<std::string>(), &Parameter::name);
+    if (found == program->parameters.end()) {
+      throw Rejected("the package's program for contexts takes parameter " + name.dump() +
+                     ", which the package lacks: export it again");
+    }
+    contexts->direct.push_back(found - program->parameters.begin());
+  }
+  for (const auto& shape : json.at("prepared")) contexts->prepared.push_back(shape);
+  contexts->run.emplace(package, "context");
+  if (!contexts->prepared.empty()) contexts->prepare.emplace(package, "prepare");
+  program->shape.context_dense = contexts->dense.data();
+  program->shape.context_embeddings = contexts->embeddings.data();
+  program->contexts = std::move(contexts);
+}
+
 void ReadDescription(const char* package, EmbertideDenseProgram* program) {
   const auto metadata = program->loader.get_metadata();
   const auto found = metadata.find("embertide");
@@ -94,6 +151,7 @@ void ReadDescription(const char* package, EmbertideDenseProgram* program) {
     program->parameters.push_back({each.at("name"), each.at("shape")});
   }
   if (json.value("one_sample", false)) program->one_sample.emplace(package, "one_sample");
+  if (json.contains("context")) ReadContexts(package, json.at("context"), program);
 }
 
 // The threads are Triton's; a pool of torch's own on the same cores is ruinous. OpenMP and MKL keep
@@ -127,6 +185,23 @@ at::Tensor Copy(const EmbertideDenseTensor& tensor) {
   return at::from_blob(const_cast<float*>(tensor.values), shape, at::kFloat).clone();
 }
 
+// What a version computes once of its parameters.
+void PrepareContexts(const ContextPrograms& contexts, EmbertideDenseWeights* weights) {
+  for (const size_t at : contexts.direct) weights->of_contexts.push_back(weights->tensors[at]);
+  if (!contexts.prepare) return;
+  const std::lock_guard lock(contexts.preparing);
+  UseThisThreadAlone();
+  const std::vector<at::Tensor> prepared =
+      contexts.prepare->boxed_run(std::vector<at::Tensor>(weights->tensors));
+  const bool as_said =
+      std::ranges::equal(prepared, contexts.prepared, [](const at::Tensor& is, const auto& said) {
+        return is.sizes().vec() == said && is.scalar_type() == at::kFloat;
+      });
+  if (!as_said) throw Rejected("the program that prepares tensors gives others than it says");
+  // Of memory of their own: an output may be a part of an input.
+  for (const at::Tensor& each : prepared) weights->of_contexts.push_back(each.contiguous().clone());
+}
+
 int Load(const EmbertideDenseProgram* program, const EmbertideDenseTensor* tensors, size_t count,
          EmbertideDenseWeights** out, char* error, size_t capacity) {
   return Guard(error, capacity, [&] {
@@ -149,11 +224,27 @@ int Load(const EmbertideDenseProgram* program, const EmbertideDenseTensor* tenso
       }
       weights->tensors.push_back(Copy(*found));
     }
+    if (program->contexts != nullptr) PrepareContexts(*program->contexts, weights.get());
     *out = weights.release();
   });
 }
 
 void Drop(EmbertideDenseWeights* weights) { delete weights; }
+
+void TakeScores(const std::vector<at::Tensor>& outputs, uint32_t heads, int64_t batch,
+                float* const* scores) {
+  const bool as_said = std::ranges::all_of(outputs, [batch](const at::Tensor& score) {
+    return score.numel() == batch && score.scalar_type() == at::kFloat;
+  });
+  if (outputs.size() != heads || !as_said) {
+    throw Rejected("the program does not give one fp32 score a sample of each of its " +
+                   std::to_string(heads) + " heads");
+  }
+  for (size_t head = 0; head < outputs.size(); ++head) {
+    const at::Tensor score = outputs[head].contiguous();
+    std::memcpy(scores[head], score.data_ptr<float>(), static_cast<size_t>(batch) * sizeof(float));
+  }
+}
 
 int Run(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights, int64_t batch,
         const float* dense, const float* embeddings, float* const* scores, char* error,
@@ -171,19 +262,33 @@ int Run(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights, in
     inputs.push_back(view(embeddings, program->shape.embedding_dim));
     inputs.insert(inputs.end(), weights->tensors.begin(), weights->tensors.end());
     Loader& runs = batch == 1 && program->one_sample ? *program->one_sample : program->loader;
-    const std::vector<at::Tensor> outputs = runs.boxed_run(std::move(inputs));
-    const bool as_said = std::ranges::all_of(outputs, [batch](const at::Tensor& score) {
-      return score.numel() == batch && score.scalar_type() == at::kFloat;
-    });
-    if (outputs.size() != program->shape.heads || !as_said) {
-      throw Rejected("the program does not give one fp32 score a sample of each of its " +
-                     std::to_string(program->shape.heads) + " heads");
-    }
-    for (size_t head = 0; head < outputs.size(); ++head) {
-      const at::Tensor score = outputs[head].contiguous();
-      std::memcpy(scores[head], score.data_ptr<float>(),
-                  static_cast<size_t>(batch) * sizeof(float));
-    }
+    TakeScores(runs.boxed_run(std::move(inputs)), program->shape.heads, batch, scores);
+  });
+}
+
+int RunContexts(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights,
+                const EmbertideDenseContexts* request, float* const* scores, char* error,
+                size_t capacity) {
+  return Guard(error, capacity, [&] {
+    UseThisThreadAlone();
+    const c10::InferenceMode inference;
+    ContextPrograms& contexts = *program->contexts;
+    std::vector<at::Tensor> inputs;
+    inputs.reserve(5 + weights->of_contexts.size());
+    const auto add = [&](const float* data, int64_t rows, const std::vector<uint8_t>& marks,
+                         uint8_t mark) {
+      const auto columns = static_cast<int64_t>(std::ranges::count(marks, mark));
+      inputs.push_back(at::from_blob(const_cast<float*>(data), {rows, columns}, at::kFloat));
+    };
+    add(request->context_dense, request->users, contexts.dense, 1);
+    add(request->context_embeddings, request->users, contexts.embeddings, 1);
+    add(request->candidate_dense, request->candidates, contexts.dense, 0);
+    add(request->candidate_embeddings, request->candidates, contexts.embeddings, 0);
+    inputs.push_back(
+        at::from_blob(const_cast<int64_t*>(request->user_of), {request->candidates}, at::kLong));
+    inputs.insert(inputs.end(), weights->of_contexts.begin(), weights->of_contexts.end());
+    TakeScores(contexts.run->boxed_run(std::move(inputs)), program->shape.heads,
+               request->candidates, scores);
   });
 }
 
@@ -192,6 +297,6 @@ int Run(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights, in
 extern "C" __attribute__((visibility("default"))) const EmbertideDensePlugin*
 embertide_dense_plugin() {
   static constexpr EmbertideDensePlugin kPlugin = {
-      EMBERTIDE_DENSE_ABI, Open, Close, Load, Drop, Run};
+      EMBERTIDE_DENSE_ABI, Open, Close, Load, Drop, Run, RunContexts};
   return &kPlugin;
 }

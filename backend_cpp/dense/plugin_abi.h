@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define EMBERTIDE_DENSE_ABI 2
+#define EMBERTIDE_DENSE_ABI 3
 #define EMBERTIDE_DENSE_ENTRY "embertide_dense_plugin"
 
 typedef struct EmbertideDenseProgram EmbertideDenseProgram;
@@ -30,7 +30,23 @@ typedef struct {
   uint32_t dense_features;
   uint32_t embedding_dim;
   uint32_t heads;  // scores of a sample
+  // Of a program that takes users and candidates, too: a byte a column of DENSE and of the
+  // embeddings, 1 for the user's; the program's own. Null without.
+  const uint8_t* context_dense;
+  const uint8_t* context_embeddings;
 } EmbertideDenseShape;
+
+// Users and their candidates, fp32, row-major: each has its own columns, in the order that they
+// have in the whole row. Lives as long as the call.
+typedef struct {
+  int64_t users;       // at least 1
+  int64_t candidates;  // at least 1
+  const float* context_dense;
+  const float* context_embeddings;
+  const float* candidate_dense;
+  const float* candidate_embeddings;
+  const int64_t* user_of;  // by candidate, below `users`
+} EmbertideDenseContexts;
 
 typedef enum {
   EMBERTIDE_DENSE_OK = 0,
@@ -51,6 +67,10 @@ struct EmbertideDensePlugin {
   int (*run)(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights, int64_t batch,
              const float* dense, const float* embeddings, float* const* scores, char* error,
              size_t capacity);
+  // The same of users and candidates. Requires: a program whose shape has `context_embeddings`.
+  int (*run_contexts)(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights,
+                      const EmbertideDenseContexts* request, float* const* scores, char* error,
+                      size_t capacity);
 };
 
 // What EMBERTIDE_DENSE_ENTRY names.

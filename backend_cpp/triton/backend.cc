@@ -233,6 +233,10 @@ Status LoadInstance(TRITONBACKEND_ModelInstance* instance) {
     programs.push_back(std::move(*opened));
   }
   auto state = std::make_unique<ModelInstanceState>(loaded, std::move(programs));
+  if (const std::string& why = state->executor.why_no_context_net(); !why.empty()) {
+    Log(TRITONSERVER_LOG_WARN,
+        "model " + loaded.name + " computes the dense net whole for each candidate: " + why);
+  }
   EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelInstanceSetState(instance, state.get())));
   [[maybe_unused]] const auto* owned_by_triton = state.release();
   return Status::Ok();

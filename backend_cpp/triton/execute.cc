@@ -57,6 +57,7 @@ Executor::Executor(const ModelConfig& config, const Node& node, const ContextCol
       node_(node),
       context_(context),
       programs_(std::move(programs)),
+      context_net_(node, context, programs_.empty() ? nullptr : programs_.front().get()),
       metrics_(metrics),
       sequences_(HasSequences(node.features())),
       weighed_(std::ranges::any_of(node.features(), &Feature::weighed)),
@@ -579,6 +580,32 @@ void Executor::RepeatContexts(const Part& part) {
   }
 }
 
+// A part of requests with and without contexts repeats them: Triton puts together only requests of
+// the same inputs.
+bool Executor::RunsByContext(const Part& part) const {
+  if (!context_net_.on() || context_of_.empty() || part.samples == 0) return false;
+  return std::ranges::none_of(std::span(context_of_).subspan(part.first, part.samples),
+                              [](uint32_t context) { return context == Transforms::kNoContext; });
+}
+
+Status Executor::RunNet(const DenseWeights& weights, uint32_t number, const float* dense) {
+  Part& part = parts_[number];
+  DenseProgram* program = programs_[number].get();
+  const float* embeddings = embeddings_.data() + part.first * node_.total_dim();
+  if (!RunsByContext(part)) {
+    return program->Run(weights, static_cast<int64_t>(part.samples), dense, embeddings,
+                        part.scores);
+  }
+  metrics_->AddOnceAContext(part.samples);
+  const ContextNet::Samples samples{
+      .count = part.samples,
+      .dense = dense,
+      .embeddings = embeddings,
+      .context_embeddings = contexts_.data(),
+      .context_of = std::span(context_of_).subspan(part.first, part.samples)};
+  return context_net_.Run(program, weights, samples, &part.contexts, part.scores);
+}
+
 Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, uint32_t number) {
   try {
     Part& part = parts_[number];
@@ -586,7 +613,7 @@ Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, u
     EMBERTIDE_RETURN_IF_ERROR(
         sequences_ ? LookupPlaced(rows, node_.features(), part.bags, part.places, part.counts)
                    : rows.Lookup(features_, part.bags, part.counts));
-    if (!context_of_.empty()) RepeatContexts(part);
+    if (!context_of_.empty() && !RunsByContext(part)) RepeatContexts(part);
     const uint64_t looked_up_ns = NowNs();
     part.looked_up_ns = looked_up_ns - begin_ns;
     part.net_ns = 0;
@@ -608,9 +635,7 @@ Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, u
     }
     part.scores.clear();
     for (std::vector<float>& scores : scores_) part.scores.push_back(scores.data() + part.first);
-    const Status ran =
-        programs_[number]->Run(*version.weights, static_cast<int64_t>(part.samples), dense,
-                               embeddings_.data() + part.first * node_.total_dim(), part.scores);
+    const Status ran = RunNet(*version.weights, number, dense);
     part.net_ns = NowNs() - looked_up_ns;
     return ran;
   } catch (const std::exception& error) {

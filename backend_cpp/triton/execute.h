@@ -28,6 +28,7 @@
 #include "node/context_columns.h"
 #include "node/former_layouts.h"
 #include "node/made_columns.h"
+#include "triton/context_net.h"
 #include "triton/metrics.h"
 #include "triton/model_config.h"
 #include "triton/request.h"
@@ -41,6 +42,9 @@ class Executor {
   // none for `lookup`.
   Executor(const ModelConfig& config, const Node& node, const ContextColumns& context,
            std::vector<std::unique_ptr<DenseProgram>> programs, ModelMetrics* metrics);
+
+  // Why requests with contexts run the plain dense program; empty if they do not.
+  const std::string& why_no_context_net() const { return context_net_.why_off(); }
 
   // Takes the requests over, unless it throws std::bad_alloc: then they are the server's still.
   void Execute(TRITONBACKEND_ModelInstance* instance,
@@ -99,8 +103,9 @@ class Executor {
     uint64_t looked_up_ns = 0;            // how long rows took
     uint64_t net_ns = 0;                  // how long the dense net took
     std::vector<float> dense;             // what the net gets, where that is not DENSE itself
-    std::vector<float*> scores;           // by head
-    uint64_t missing = 0;                 // values of DENSE
+    ContextNet::Memory contexts;
+    std::vector<float*> scores;  // by head
+    uint64_t missing = 0;        // values of DENSE
     Status status;
   };
 
@@ -146,6 +151,10 @@ class Executor {
   Status LookupContexts(const BagReader& rows, std::span<Job*> jobs);
   // Copies into a part's embeddings what its samples' contexts have.
   void RepeatContexts(const Part& part);
+  // Whether the net computes what its contexts have once for each.
+  bool RunsByContext(const Part& part) const;
+  // Runs the dense net over a part, whose columns of DENSE the net can be given.
+  Status RunNet(const DenseWeights& weights, uint32_t number, const float* dense);
   uint32_t PlanParts(std::span<Job*> jobs);
   Status AnswerPart(const BagReader& rows, const VersionInfo& version, uint32_t number);
   Status MakeOutputs(Job* job);
@@ -161,6 +170,7 @@ class Executor {
   // Columns of embeddings that are contexts', as begin and end; ascending.
   std::vector<std::pair<size_t, size_t>> context_ranges_;
   std::vector<std::unique_ptr<DenseProgram>> programs_;  // by part
+  const ContextNet context_net_;
   ModelMetrics* metrics_;
   RequestLimits limits_;
   std::vector<BagFeature> features_;

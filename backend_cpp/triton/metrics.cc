@@ -48,7 +48,8 @@ constexpr FamilyInfo kFamilies[] = {
     {"embertide_former_requests_total", kCounter,
      "Requests in the columns of a former model, brought into today's"},
     {"embertide_contexts_total", kCounter,
-     "Of requests with contexts: requests, contexts, candidates, and keys that were not repeated"},
+     "Of requests with contexts: requests, contexts, candidates, keys that were not repeated, and "
+     "candidates whose context the dense net computed once"},
     {"embertide_lookup_duration_us", kHistogram,
      "Time in which the rows of requests answered together were found and pooled"},
     {"embertide_rows", kGauge, "Rows resident in the node"},
@@ -139,7 +140,8 @@ constexpr FamilyInfo kFamilies[] = {
 };
 
 // What is counted of requests with contexts: label `of` of embertide_contexts_total.
-constexpr const char* kOfContexts[] = {"requests", "contexts", "candidates", "keys_saved"};
+constexpr const char* kOfContexts[] = {"requests", "contexts", "candidates", "keys_saved",
+                                       "candidates_in_context_program"};
 
 // What the follower counts: label `event` of embertide_bus_events_total.
 struct BusEvent {

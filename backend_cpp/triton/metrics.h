@@ -84,6 +84,8 @@ class ModelMetrics {
     of_contexts_[2] += samples;
     of_contexts_[3] += keys_saved;
   }
+  // Candidates whose context's part of the dense net was computed once for all of them.
+  void AddOnceAContext(uint64_t candidates) { of_contexts_[4] += candidates; }
   void AddMissing(uint64_t values) { missing_ += values; }
   // Rows of one group of requests were found and pooled, peers' among them, in so long.
   void AddLookup(std::chrono::nanoseconds duration) const;
@@ -122,7 +124,7 @@ class ModelMetrics {
   std::array<std::atomic<uint64_t>, kReasons> refused_{};
   std::atomic<uint64_t> missing_ = 0;
   std::atomic<uint64_t> former_ = 0;
-  std::array<std::atomic<uint64_t>, 4> of_contexts_{};  // as kOfContexts (metrics.cc)
+  std::array<std::atomic<uint64_t>, 5> of_contexts_{};  // as kOfContexts (metrics.cc)
   std::vector<Series> series_;
   TRITONSERVER_Metric* lookup_us_ = nullptr;
   std::string bus_error_;   // shown last in the log

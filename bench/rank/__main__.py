@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from bench import parts, report
-from bench.rank import dense
+from bench.rank import dense, served
 from bench.servers import BUILD
 
 
@@ -25,7 +25,10 @@ if __name__ == "__main__":
         parts.main(
             "bench.rank",
             "Ranking",
-            {"dense": lambda given: dense.rows(given.candidates, given.repetitions, given.costs)},
+            {
+                "dense": lambda given: dense.rows(given.candidates, given.repetitions, given.costs),
+                "served": lambda given: served.rows(given.candidates, given.repetitions),
+            },
             __doc__,
             _options(),
         )

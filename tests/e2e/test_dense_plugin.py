@@ -1,17 +1,22 @@
 """The dense plugin by its C ABI: programs run, and opened at once, as by the models of a server."""
 
 import ctypes
+import dataclasses
 import itertools
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch  # the plugin's own torch
+from rewriting import Net, joined
 from torch import Tensor, nn
 
 from embertide.trainer.model import one_sample
+from embertide.trainer.model.build import build_net
 from embertide.trainer.model.export import export_dense, named_tensors
+from embertide.trainer.model.rewrite.package import contexts_of_model
+from embertide.trainer.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "build" / "cpp" / "backends" / "embertide" / "libembertide_dense.so"
@@ -51,6 +56,17 @@ _RUN = ctypes.CFUNCTYPE(
 )
 
 
+_RUN_CONTEXTS = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_char_p,
+    ctypes.c_size_t,
+)
+
+
 class _Plugin(ctypes.Structure):
     _fields_ = (
         ("abi", ctypes.c_uint32),
@@ -59,6 +75,29 @@ class _Plugin(ctypes.Structure):
         ("load", _LOAD),
         ("drop", _CLOSE),
         ("run", _RUN),
+        ("run_contexts", _RUN_CONTEXTS),
+    )
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        ("dense_features", ctypes.c_uint32),
+        ("embedding_dim", ctypes.c_uint32),
+        ("heads", ctypes.c_uint32),
+        ("context_dense", ctypes.POINTER(ctypes.c_uint8)),
+        ("context_embeddings", ctypes.POINTER(ctypes.c_uint8)),
+    )
+
+
+class _Contexts(ctypes.Structure):
+    _fields_ = (
+        ("users", ctypes.c_int64),
+        ("candidates", ctypes.c_int64),
+        ("context_dense", ctypes.c_void_p),
+        ("context_embeddings", ctypes.c_void_p),
+        ("candidate_dense", ctypes.c_void_p),
+        ("candidate_embeddings", ctypes.c_void_p),
+        ("user_of", ctypes.c_void_p),
     )
 
 
@@ -103,28 +142,66 @@ def _plugin() -> Any:
     return library.embertide_dense_plugin().contents
 
 
+class _Opened:
+    """A package and the weights of a net. A context manager."""
+
+    def __init__(self, plugin: Any, package: Path, net: nn.Module) -> None:
+        self._plugin, self._package, self._net = plugin, package, net
+        self._program, self._weights = ctypes.c_void_p(), ctypes.c_void_p()
+        self._error = ctypes.create_string_buffer(400)
+        self.shape = _Shape()
+
+    def __enter__(self) -> Self:
+        tensors = named_tensors(self._net)
+        named = (_Tensor * len(tensors))()
+        shapes = [(ctypes.c_int64 * each.dim())(*each.shape) for each in tensors.values()]
+        for slot, (name, each), shape in zip(named, tensors.items(), shapes, strict=True):
+            slot.name, slot.shape, slot.rank = name.encode(), shape, each.dim()
+            slot.values = each.data_ptr()
+        program, said = ctypes.byref(self._program), ctypes.byref(self.shape)
+        self._done(self._plugin.open(str(self._package).encode(), program, said, *self._said))
+        loaded = ctypes.byref(self._weights)
+        self._done(self._plugin.load(self._program, named, len(tensors), loaded, *self._said))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._plugin.drop(self._weights)
+        self._plugin.close(self._program)
+
+    @property
+    def _said(self) -> tuple[Any, int]:
+        return self._error, 400
+
+    def _done(self, result: int) -> None:
+        assert result == 0, self._error.value
+
+    def run(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
+        """Return the scores of samples."""
+        score_B = torch.zeros(len(dense_BD))
+        heads = (ctypes.c_void_p * 1)(score_B.data_ptr())
+        values = (dense_BD.data_ptr(), embeddings_BE.data_ptr())
+        ran = self._plugin.run(
+            self._program, self._weights, len(score_B), *values, heads, *self._said
+        )
+        self._done(ran)
+        return score_B
+
+    def run_contexts(self, split: tuple[Tensor, ...], user_of_row_B: Tensor) -> Tensor:
+        """Return the scores of candidates."""
+        score_B = torch.zeros(len(user_of_row_B))
+        heads = (ctypes.c_void_p * 1)(score_B.data_ptr())
+        values = (each.data_ptr() for each in (*split, user_of_row_B))
+        request = _Contexts(len(split[0]), len(score_B), *values)
+        given = ctypes.byref(request)
+        ran = self._plugin.run_contexts(self._program, self._weights, given, heads, *self._said)
+        self._done(ran)
+        return score_B
+
+
 def _scores(plugin: Any, package: Path, net: nn.Module, inputs: tuple[Tensor, Tensor]) -> Tensor:
     """Return what a package scores with a net's weights."""
-    tensors = named_tensors(net)
-    named = (_Tensor * len(tensors))()
-    shapes = [(ctypes.c_int64 * each.dim())(*each.shape) for each in tensors.values()]
-    for slot, (name, each), shape in zip(named, tensors.items(), shapes, strict=True):
-        slot.name, slot.shape, slot.rank = name.encode(), shape, each.dim()
-        slot.values = each.data_ptr()
-    program, weights = ctypes.c_void_p(), ctypes.c_void_p()
-    said, error = (ctypes.c_uint32 * 3)(), ctypes.create_string_buffer(400)
-    score_B = torch.zeros(len(inputs[0]))
-    heads = (ctypes.c_void_p * 1)(score_B.data_ptr())
-    assert not plugin.open(str(package).encode(), ctypes.byref(program), said, error, 400), error
-    try:
-        loaded = ctypes.byref(weights)
-        assert not plugin.load(program, named, len(tensors), loaded, error, 400), error.value
-        values = [each.data_ptr() for each in inputs]
-        assert not plugin.run(program, weights, len(score_B), *values, heads, error, 400), error
-        plugin.drop(weights)
-    finally:
-        plugin.close(program)
-    return score_B
+    with _Opened(plugin, package, net) as opened:
+        return opened.run(*inputs)
 
 
 def test_one_sample_has_a_program_of_its_own(
@@ -166,8 +243,9 @@ def test_programs_opened_at_once_keep_their_own_descriptions(plugin: Any, tmp_pa
     def open_one(path: Path, together: threading.Barrier) -> None:
         together.wait()
         program, weights = ctypes.c_void_p(), ctypes.c_void_p()
-        shape, error = (ctypes.c_uint32 * 3)(), ctypes.create_string_buffer(400)
-        failed = plugin.open(str(path).encode(), ctypes.byref(program), shape, error, 400)
+        shape, error = _Shape(), ctypes.create_string_buffer(400)
+        named, opened = str(path).encode(), ctypes.byref(program)
+        failed = plugin.open(named, opened, ctypes.byref(shape), error, 400)
         if not failed:
             # Of no parameters: the refusal says how many there should be.
             plugin.load(program, None, 0, ctypes.byref(weights), error, 400)
@@ -186,3 +264,33 @@ def test_programs_opened_at_once_keep_their_own_descriptions(plugin: Any, tmp_pa
             thread.join()
     assert len(said) == ROUNDS * AT_ONCE
     assert [(path, what) for path, what in said if not what.startswith(wanted[path])] == []
+
+
+USER_OF_NEWS = tuple(each.name for each in PRESETS["news"]().features if each.name != "cand")
+
+
+@pytest.mark.parametrize("preset", ["news", "news-crossed"])
+def test_what_is_the_users_is_computed_once_a_user(
+    plugin: Any, tmp_path: Path, preset: str
+) -> None:
+    """Scores are those of the plain program, for any numbers of users and candidates."""
+    model = PRESETS[preset]()
+    own = tuple(name for name in USER_OF_NEWS if name in {f.name for f in model.event_features})
+    model = dataclasses.replace(model, context=own)
+    contexts = contexts_of_model(model)
+    assert contexts is not None
+    net = build_net(model).eval()
+    path = tmp_path / "net.pt2"
+    dense, embeddings = len(contexts.dense), len(contexts.embeddings)
+    export_dense(
+        net, path, dense_features=dense, embedding_dim=embeddings, contexts=contexts, cache=CACHE
+    )
+    with _Opened(plugin, path, net) as opened:
+        marks = opened.shape.context_embeddings[:embeddings]
+        assert [bool(mark) for mark in marks] == [*contexts.embeddings]
+        for users, candidates in ((1, 1), (1, 256), (3, 7), (40, 41)):
+            split, user_of_row_B = Net.of(net, contexts).request(users, candidates)
+            got_B = opened.run_contexts(split, user_of_row_B)
+            want_B = opened.run(*joined(contexts, split, user_of_row_B))
+            assert (got_B - want_B).abs().max() <= 1e-6 * want_B.abs().max()
+            assert got_B.unique().numel() > 1 or candidates == 1

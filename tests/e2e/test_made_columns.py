@@ -44,11 +44,15 @@ SHARE = 0.25  # of the keys of a request that may be unanswered
 
 
 def model() -> ModelConfig:
-    """The news model with crosses, of small rows; more users than are remembered."""
+    """The news model with crosses, of small rows; more users than are remembered.
+
+    All but the candidate is the user's, for requests and for the dense program.
+    """
     config = news_crossed()
     (sequence,) = config.sequences
     return dataclasses.replace(
         config,
+        context=tuple(each.name for each in config.event_features if each.name != "cand"),
         tables=tuple(dataclasses.replace(each, bucket_bits=2) for each in config.tables),
         sequences=(dataclasses.replace(sequence, length=4, users=30),),
     )
@@ -106,7 +110,7 @@ def site(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Iterato
             model=MODEL.name,
             publications=(publication.path, publication.path),
             max_degraded_share=SHARE,
-            context=tuple(name for name in NAMES[:OWN] if name != "cand"),
+            context=MODEL.context,
         )
         for stage in range(2, STAGES + 1):
             train(stage)
@@ -235,9 +239,10 @@ def test_what_is_made_of_a_user_is_made_once_for_all_candidates(site: Site, node
     def counted(of: str) -> float:
         return metric(site.pair.nodes[node].metrics(), "embertide_contexts_total", of=of)
 
-    before = counted("keys_saved")
+    of = ("keys_saved", "candidates_in_context_program")
+    before = [counted(each) for each in of]
     wanted, got = site.score(node, {"KEYS": samples_BF}), site.score(node, arrays)
-    np.testing.assert_array_equal(output(got, "SCORE"), output(wanted, "SCORE"))
+    np.testing.assert_allclose(output(got, "SCORE"), output(wanted, "SCORE"), rtol=0, atol=1e-6)
     assert int(parameters(got)["degraded_keys"]) == 0
     whole, once = output(wanted, "SOURCE"), output(got, "SOURCE")
     width = len(whole) // len(samples_BF)
@@ -247,7 +252,8 @@ def test_what_is_made_of_a_user_is_made_once_for_all_candidates(site: Site, node
     # All but the candidate and its crosses with the user's columns.
     both = sum("cand" in feature.crossed for feature in MODEL.features)
     assert saved == 16 * 8 * (width - 1 - both)
-    wait_until(lambda: counted("keys_saved") - before == saved)
+    counts = [before[0] + saved, before[1] + len(samples_BF)]
+    wait_until(lambda: [counted(each) for each in of] == counts)
 
 
 def test_requests_that_are_executed_together_get_their_own_histories(site: Site) -> None:

@@ -105,6 +105,14 @@ def write_echo(directory: Path, transforms: _store.Transforms) -> None:
     write_snapshot(directory, info, [table], [(table, 0, data)], part)
 
 
+def with_context(path: Path) -> Path:
+    """A snapshot of the same run, whose dense program computes user and age once a user."""
+    run = dataclasses.replace(RUN, model=dataclasses.replace(RUN.model, context=("user", "age")))
+    publication = Publication(path)
+    Trainer(run, publication, program_cache=CACHE).fit(SHOP)
+    return publication.snapshot_path(publication.snapshots()[-1])
+
+
 @pytest.fixture(scope="module")
 def served(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("transforms")
@@ -124,6 +132,7 @@ def served(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Itera
     change_manifest(directory / "changed", dense_names=NAMES, former=FORMER)
     models = {"shop": snapshot, "echo": directory / "echo", "counted": directory / "echo"}
     models |= {"changed": directory / "changed", "looked": snapshot, "users": snapshot}
+    models |= {"once": with_context(directory / "pub")}
     options = beside(server_options, directory / "models", directory / "log", tuple(models))
     for name, path in models.items():
         made = triton.ModelOptions(
@@ -131,7 +140,7 @@ def served(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Itera
             kind="lookup" if name == "looked" else "ranking",
             max_batch_size=1024,
             threads=2,
-            context=("user", "age") if name == "users" else None,
+            context=("user", "age") if name in ("users", "once") else None,
             instances=2 if name == "users" else 1,
             schema=schema_of(path) if path == snapshot else None,
         )
@@ -411,6 +420,34 @@ def test_candidates_are_scored_as_if_each_had_its_context(client: Client, served
         assert got.as_numpy("VERSION").shape == (1, 1)
         scores.append(wanted.ravel())
     assert len(np.unique(np.concatenate(scores))) > 100
+
+
+def test_the_net_computes_what_is_a_contexts_once(served: Served) -> None:
+    """In `once`, by another program; a request without contexts still runs the plain one."""
+    client = Client("grpc", served.server)
+
+    def by_program(model: str) -> float:
+        of = "candidates_in_context_program"
+        return metric(served.server.metrics(), "embertide_contexts_total", model=model, of=of)
+
+    client.send(Asked.drawn(70).arrays, model="once")
+    wait_until(lambda: by_program("once") > 0)
+    time.sleep(1.5)  # counters of what was asked before reach the page
+    before, candidates = by_program("once"), 0
+    for seed in range(8):
+        asked = Asked.drawn(seed, users=1 + seed)
+        wanted = client.send(asked.repeated, model="shop").as_numpy("SCORE")
+        got = client.send(asked.arrays, model="once").as_numpy("SCORE")
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
+        plain = client.send(asked.repeated, model="once").as_numpy("SCORE")
+        np.testing.assert_array_equal(plain, wanted)
+        candidates += got.size
+    wait_until(lambda: by_program("once") - before == candidates)
+    assert by_program("users") == 0  # its program was made without contexts
+    log = served.server.log_text()
+    assert log.count("computes the dense net whole for each candidate: the dense program was m") > 0
+    assert "model once computes" not in log
+    client.raw.close()
 
 
 def test_keys_of_a_context_are_looked_up_and_counted_once(served: Served) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from embertide.trainer.config.changes import because, fixed
+from embertide.trainer.config.context import check_context
 from embertide.trainer.config.tables import (
     DenseConfig,
     FeatureConfig,
@@ -71,6 +72,9 @@ class ModelConfig:
             JSON has it.
         heads: Tasks, for each of which the net gives a logit: the events' labels, in their order.
             None named: one, of the events' label. Nodes serve the score of each.
+        context: Features and columns of DENSE that are the user's, as `serve --context` has them:
+            the dense program then computes what depends on them alone once a user. Crosses and
+            histories of them are, too.
         bottom_mlp: Hidden widths of the MLP over DENSE; its last layer has the embeddings' dim.
         top_mlp: Hidden widths of the MLP that gives the score; of DeepFM, the deep part.
         top_sees_embeddings: DLRM: whether the top MLP gets the embeddings beside their dot
@@ -97,6 +101,7 @@ class ModelConfig:
     net: str | type = "dlrm"
     net_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     heads: tuple[HeadConfig, ...] = ()
+    context: tuple[str, ...] = fixed((), "the folder's dense program is compiled for it")
     bottom_mlp: tuple[int, ...] = ()
     top_mlp: tuple[int, ...] = (128, 64)
     top_sees_embeddings: bool = True
@@ -147,6 +152,7 @@ class ModelConfig:
         self._check_counters()
         self._check_net()
         self._check_heads()
+        check_context(self)
 
     def _check_crosses(self) -> None:
         one = {feature.name for feature in self.event_features if feature.keys == "one"}

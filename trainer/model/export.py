@@ -3,7 +3,8 @@
 One package serves every version: nothing is swapped, folded or locked; a run is handed the weights
 of the version that it is pinned to (DESIGN.md section 6). The package describes itself in its
 metadata under "embertide" (backend_cpp/dense/plugin.cc reads it). Of a net with large layers it has
-a second program, for one sample (one_sample.py).
+a second program, for one sample (one_sample.py); of a model with contexts, two more, for requests
+of users and candidates (rewrite/package.py).
 """
 
 import atexit
@@ -31,6 +32,8 @@ from embertide._common.room import free_bytes, is_no_room, no_room
 from embertide.trainer.errors import FinalError
 from embertide.trainer.model import one_sample
 from embertide.trainer.model.quiet import quiet_torch
+from embertide.trainer.model.rewrite.package import COSTS, column_ranges, context_programs
+from embertide.trainer.model.rewrite.reading import Contexts
 
 FORMAT, FORMAT_OF_HEADS = 1, 2
 _COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -113,20 +116,18 @@ def _description(
     embedding_dim: int,
     heads: int,
     programs: Iterable[str],
-) -> str:
+) -> dict[str, Any]:
     parameters = [{"name": name, "shape": list(tensor.shape)} for name, tensor in tensors.items()]
-    return json.dumps(
-        {
-            # Nodes of before there were several read all others.
-            "format": FORMAT if heads == 1 else FORMAT_OF_HEADS,
-            "dense_features": dense_features,
-            "embedding_dim": embedding_dim,
-            **({} if heads == 1 else {"heads": heads}),
-            # Nodes of before there was one run the other.
-            **({one_sample.NAME: True} if one_sample.NAME in programs else {}),
-            "parameters": parameters,
-        }
-    )
+    return {
+        # Nodes of before there were several read all others.
+        "format": FORMAT if heads == 1 else FORMAT_OF_HEADS,
+        "dense_features": dense_features,
+        "embedding_dim": embedding_dim,
+        **({} if heads == 1 else {"heads": heads}),
+        # Nodes of before there was one run the other.
+        **({one_sample.NAME: True} if one_sample.NAME in programs else {}),
+        "parameters": parameters,
+    }
 
 
 def private_compiler() -> None:
@@ -178,12 +179,14 @@ def export_dense(
     dense_features: int,
     embedding_dim: int,
     heads: int = 1,
+    contexts: Contexts | None = None,
     cpu: str = "x86-64-v3",
     cache: Path | None = None,
 ) -> None:
     """Write `module`, (dense_BD, embeddings_BE) -> scores_B, in eval mode as a package to `path`.
 
-    Of several `heads` the module gives scores_BH, and the package a score_B for each.
+    Of several `heads` the module gives scores_BH, and the package a score_B for each. With
+    `contexts`, the columns that are the user's, it has a program for users and candidates, too.
     Compiling takes about half a minute and needs g++; with `cache`, a folder, an equal program is
     taken from there, as from what a wheel brings. The values of the parameters play no part in it,
     those of constants do.
@@ -205,7 +208,8 @@ def export_dense(
     except Exception as error:
         raise ExportError(f"torch.export refused the module: {error}") from error
     description = _description(tensors, dense_features, embedding_dim, heads, programs)
-    name = f"{_digest(programs, description, cpu)}.pt2"
+    told = json.dumps({**description, **({} if contexts is None else column_ranges(contexts))})
+    name = f"{_digest(programs, told, cpu)}.pt2"
     try:
         cache = None if cache is None else private.trusted_folder(cache)
     except private.NotPrivateError as error:
@@ -215,7 +219,15 @@ def export_dense(
     if found is not None:
         _write(path, found.read_bytes())
         return
-    program = _compile(programs, cpu=cpu, description=description)
+    if contexts is not None:
+        # The cache knows it by the net alone: which program is found depends on measured costs.
+        costs = None if cache is None else cache / COSTS
+        with quiet_torch(), evaluating(module):
+            more = context_programs(module, tensors, contexts, costs)
+        if more is not None:
+            programs |= more.programs
+            description["context"] = more.description
+    program = _compile(programs, cpu=cpu, description=json.dumps(description))
     _write(path, program)
     if cache is not None:
         try:

@@ -215,8 +215,15 @@ def largest_difference(module: nn.Module, program: Path, shape: DenseShape) -> f
 def _export_checked(
     module: nn.Module, path: Path, shape: DenseShape, cache: Path | None
 ) -> float | None:
-    widths = {"dense_features": shape.dense_features, "embedding_dim": shape.embedding_dim}
-    export_dense(module, path, **widths, heads=shape.outputs, cpu=shape.cpu, cache=cache)
+    export_dense(
+        module,
+        path,
+        dense_features=shape.dense_features,
+        embedding_dim=shape.embedding_dim,
+        heads=shape.outputs,
+        cpu=shape.cpu,
+        cache=cache,
+    )
     if not can_run(shape.cpu):
         return None
     difference = largest_difference(module, path, shape)

@@ -40,6 +40,7 @@ from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.model.export import export_dense
 from embertide.trainer.model.learner import NotFiniteError, Prepared
 from embertide.trainer.model.own import check_program
+from embertide.trainer.model.rewrite.package import contexts_of_model
 from embertide.trainer.publish.folder import Publication, needing_room
 from embertide.trainer.publish.lock import FolderLock
 from embertide.trainer.publish.origin import FolderOrigin, without_user
@@ -252,6 +253,7 @@ class Trainer:
                         dense_features=run.model.dense_columns,
                         embedding_dim=self.state.rows.embedding_dim,
                         heads=run.model.outputs,
+                        contexts=contexts_of_model(run.model),
                         cpu=run.cpu,
                         cache=program_cache,
                     )

@@ -37,6 +37,18 @@ Status CheckCpu(const std::string& baseline);
 // The weights of one version, in the plugin's form. Immutable; shared by any number of threads.
 class DenseWeights;
 
+// Users and their candidates, row-major: each has its own columns, in the order that they have in
+// the whole row.
+struct DenseContexts {
+  int64_t users = 0;       // at least 1
+  int64_t candidates = 0;  // at least 1
+  const float* context_dense = nullptr;
+  const float* context_embeddings = nullptr;
+  const float* candidate_dense = nullptr;
+  const float* candidate_embeddings = nullptr;
+  const int64_t* user_of = nullptr;  // by candidate, below `users`
+};
+
 // The program. Run may be called by one thread at a time: each Triton instance opens its own.
 class DenseProgram {
  public:
@@ -52,6 +64,10 @@ class DenseProgram {
   uint32_t dense_features() const { return dense_features_; }  // columns of DENSE
   uint32_t embedding_dim() const { return embedding_dim_; }    // columns of the pooled embeddings
   uint32_t heads() const { return heads_; }                    // scores of a sample
+  // Of a program that takes users and candidates, too: by column of DENSE and of the embeddings,
+  // whether it is the user's. Empty without.
+  const std::vector<bool>& context_dense() const { return context_dense_; }
+  const std::vector<bool>& context_embeddings() const { return context_embeddings_; }
 
   // Proves that `tensors` match the program's parameters one for one, by name and shape, and brings
   // them into the plugin's form. kRejected naming the first that differs.
@@ -61,6 +77,10 @@ class DenseProgram {
   // kDeviceError: torch's own error text. Requires: as many arrays as heads.
   Status Run(const DenseWeights& weights, int64_t batch, const float* dense_BD,
              const float* embeddings_BE, std::span<float* const> scores_HB);
+  // The same of users and candidates: what depends on a user alone is computed once a user.
+  // Requires: a program that takes them, `user_of` below `users`.
+  Status RunContexts(const DenseWeights& weights, const DenseContexts& request,
+                     std::span<float* const> scores_HB);
 
  private:
   DenseProgram() = default;
@@ -69,6 +89,8 @@ class DenseProgram {
   uint32_t dense_features_ = 0;
   uint32_t embedding_dim_ = 0;
   uint32_t heads_ = 1;
+  std::vector<bool> context_dense_;
+  std::vector<bool> context_embeddings_;
 };
 
 }  // namespace embertide

@@ -24,14 +24,12 @@ from embertide.trainer.model.rewrite.graph import (
     Value,
     name_of,
 )
+from embertide.trainer.model.rewrite.package import CANDIDATES, COSTS
 from embertide.trainer.model.rewrite.reading import Contexts
 from embertide.trainer.model.rewrite.rowwise import row_by_row
 from embertide.trainer.model.rewrite.search import Found, search
 
-CANDIDATES = 256
-"""Of one user, in the request that costs are of."""
 _MOST_NAMED = 3
-_COSTS = "costs.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +84,7 @@ def explain(module: nn.Module, contexts: Contexts, cache: Path | None) -> Explan
     except RewriteError as error:
         reason = f"this net cannot be rewritten, and works as it is: {error}"
         return Explanation(**widths, before_us=0.0, after_us=0.0, rules=(), left=(reason,))
-    costs = None if cache is None else private.trusted_folder(cache) / _COSTS
+    costs = None if cache is None else private.trusted_folder(cache) / COSTS
     known = MeasuredCosts(costs, candidates=CANDIDATES)
     found = search(graph, known, Check(graph, contexts, tensors).same)
     known.save()

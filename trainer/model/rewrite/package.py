@@ -1,0 +1,109 @@
+"""The programs of a package for requests with contexts: what a node runs beside the plain one.
+
+A package (model/export.py) of a net with contexts has two programs more: CONTEXT scores U users and
+B candidates, PREPARE makes once a version the tensors that CONTEXT takes beside the version's own.
+The node's side is backend_cpp/dense/plugin.cc.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embertide.trainer.config import ModelConfig
+from embertide.trainer.config.context import context_columns
+from embertide.trainer.model.rewrite import programs, reading
+from embertide.trainer.model.rewrite.check import Check
+from embertide.trainer.model.rewrite.costs import MeasuredCosts
+from embertide.trainer.model.rewrite.graph import RewriteError
+from embertide.trainer.model.rewrite.reading import Contexts
+from embertide.trainer.model.rewrite.search import search
+
+CONTEXT, PREPARE = "context", "prepare"
+COSTS = "costs.json"
+CANDIDATES = 256
+"""Of one user, in the request that costs are of."""
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ContextPrograms:
+    """Programs for requests with contexts, and what a node has to know of them.
+
+    Attributes:
+        programs: Exported, by name: CONTEXT, and PREPARE where it takes prepared tensors.
+        description: Of both, for the package's metadata: names of the tensors that are taken as
+            they are, and shapes of those that PREPARE gives, in the order of CONTEXT's inputs.
+    """
+
+    programs: dict[str, torch.export.ExportedProgram]
+    description: dict[str, Any]
+
+
+def context_programs(
+    module: nn.Module, tensors: dict[str, Tensor], contexts: Contexts, costs: Path | None
+) -> ContextPrograms | None:
+    """Rewrite a net for requests with contexts; None, and a warning, if it cannot be.
+
+    Args:
+        module: In eval mode, on the CPU, (dense_BD, embeddings_BE) -> scores.
+        tensors: Its parameters and buffers, by name.
+        contexts: Which columns are the user's.
+        costs: A file of measured costs; None: all are measured, some seconds.
+    """
+    try:
+        program = reading.exported(module, tensors, contexts)
+        graph = reading.read(program, list(tensors), contexts)
+    except RewriteError as error:
+        log.warning("the dense net is not computed once a user, and works as it is: %s", error)
+        return None
+    known = MeasuredCosts(costs, candidates=CANDIDATES)
+    found = search(graph, known, Check(graph, contexts, tensors).same).graph
+    known.save()
+    taken = programs.tensors_of(found)
+    run = {CONTEXT: programs.exported_run(found, contexts, tensors)}
+    prepared: tuple[Tensor, ...] = ()
+    if taken.prepared:
+        prepare = programs.Prepare(found, tensors).eval()
+        given = tuple(each.detach().clone() for each in tensors.values())
+        run[PREPARE] = torch.export.export(prepare, given)
+        with torch.no_grad():
+            prepared = prepare(*given)
+    return ContextPrograms(
+        programs=run,
+        description={
+            **column_ranges(contexts),
+            "direct": list(taken.direct),
+            "prepared": [list(each.shape) for each in prepared],
+        },
+    )
+
+
+def contexts_of_model(model: ModelConfig) -> Contexts | None:
+    """Return which columns of a model's net are the user's; None: it names none."""
+    if not model.context:
+        return None
+    dense, embeddings = context_columns(model)
+    return Contexts(dense=dense, embeddings=embeddings)
+
+
+def column_ranges(contexts: Contexts) -> dict[str, list[list[int]]]:
+    """Return the user's columns of each input, as ranges [begin, end)."""
+    return {
+        "dense": [list(each) for each in _ranges(contexts.dense)],
+        "embeddings": [list(each) for each in _ranges(contexts.embeddings)],
+    }
+
+
+def _ranges(marks: tuple[bool, ...]) -> Iterator[tuple[int, int]]:
+    begin = None
+    for column, mark in enumerate((*marks, False)):
+        if mark and begin is None:
+            begin = column
+        elif not mark and begin is not None:
+            yield begin, column
+            begin = None
