@@ -171,6 +171,18 @@ void SlabArena::CondemnPages(uint32_t pages, bool must_fit) {
   }
 }
 
+void SlabArena::PardonPages() {
+  for (uint32_t n = 0; condemned_pages_ > 0 && n < pool_.pages_seen(); ++n) {
+    Page* page = pages_[n].load(std::memory_order_relaxed);
+    if (page == nullptr || !page->condemned) continue;
+    page->condemned = false;
+    --condemned_pages_;
+    if (page->used == page->slots) continue;
+    page->listed = true;
+    room_[{page->slot_bytes, page->aux_bytes}].push_back(page);
+  }
+}
+
 Status SlabArena::CheckIntegrity(std::span<const uint64_t> slots) const {
   std::map<uint32_t, std::vector<bool>> seen;
   for (const uint64_t slot : slots) {

@@ -94,6 +94,9 @@ class SlabArena {
   // must go when another size class, or the index, needs their bytes. `must_fit`: only those whose
   // rows have room in the other pages of their class, as there is nowhere else.
   void CondemnPages(uint32_t pages, bool must_fit = false);
+  // Takes back that pages are condemned: rows that can go nowhere keep some, whose free slots are
+  // then of use again.
+  void PardonPages();
   // As Allocate, but never adds a page.
   Result<uint64_t> AllocateInRoom(uint32_t payload_bytes, uint32_t aux_bytes);
   uint32_t page_count() const { return pool_.pages_used(); }

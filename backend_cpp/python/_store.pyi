@@ -241,10 +241,27 @@ class TrainingStore(Store):
         prune_groups: Sequence[tuple[Sequence[int], int, Sequence[tuple[int, int, float]]]] = ...,
         optimizer: str = "rowwise_adagrad",
         index: str = "plain",
+        hold_bytes: int = 0,
     ) -> None: ...
     def ensure_rows(self, table: int, keys: NDArray[np.int64]) -> int: ...
     def bring_rows(self, keys: Sequence[tuple[int, NDArray[np.int64]]], *, threads: int = 1) -> int:
         """Bring rows of (table, keys_N) from the SSD to DDR, in one batch; return how many."""
+
+    def hold_rows(self, keys: Sequence[tuple[int, NDArray[np.int64]]]) -> int:
+        """Hold rows of (table, keys_N) in DDR, a key as often as it stands there.
+
+        Returns:
+            How many keys were not held before.
+
+        Raises:
+            StoreError: They do not fit `hold_bytes`, or what DDR has for it; none is held then.
+        """
+
+    def release_rows(self, keys: Sequence[tuple[int, NDArray[np.int64]]]) -> None:
+        """Let go of what one call of `hold_rows` has held."""
+
+    def held(self) -> tuple[int, int, int]:
+        """Return (keys that are held, bytes that whole rows of them take, bytes that they may)."""
 
     def apply_gradients(
         self,

@@ -147,6 +147,14 @@ LookupRequest MakeLookup(const Store& store, PyLookup* from) {
   return request;
 }
 
+// Keys of tables; the arrays must outlive the result.
+std::vector<TableKeys> KeysOf(const std::vector<std::pair<uint32_t, Array<int64_t>>>& keys) {
+  std::vector<TableKeys> of;
+  of.reserve(keys.size());
+  for (const auto& [table, array] : keys) of.push_back({table, SpanOf(array)});
+  return of;
+}
+
 // A RowPlaces for each of the bags, where they are asked for.
 using PyPlaces = std::vector<std::shared_ptr<RowPlaces>>;
 
@@ -348,6 +356,8 @@ py::dict StatsDict(const Store& store) {
   dict["refused_gradients"] = stats.refused_gradients;
   dict["clipped_gradients"] = stats.clipped_gradients;
   dict["failed_keys"] = stats.failed_keys;
+  dict["step_reads"] = stats.step_reads;
+  dict["held_rows_removed"] = stats.held_rows_removed;
   dict["placed_keys"] = stats.placed_keys;
   dict["stale_places"] = stats.stale_places;
   dict["unworthy_keys"] = stats.unworthy_keys;
@@ -465,7 +475,7 @@ void BindStore(py::module_& m) {
                       std::string directory, const std::string& engine, std::string policy,
                       std::map<std::string, TableBudget> budgets, uint32_t accesses,
                       const std::string& utility, double decay, std::vector<PyPruneGroup> groups,
-                      const std::string& optimizer, const std::string& index) {
+                      const std::string& optimizer, const std::string& index, uint64_t hold_bytes) {
             StoreOptions options =
                 MakeOptions(std::move(tables), devices, ddr, ssd, std::move(directory), engine,
                             std::move(policy), std::move(budgets), index);
@@ -474,6 +484,7 @@ void BindStore(py::module_& m) {
             options.utility_decay = decay;
             options.prune_groups = MakeGroups(std::move(groups));
             options.optimizer = ValueOrThrow(ParseOptimizer(optimizer));
+            options.hold_bytes = hold_bytes;
             return ValueOrThrow(TrainingStore::Open(std::move(options)));
           }),
           py::kw_only(), py::arg("tables"), py::arg("devices") = 1,
@@ -485,7 +496,7 @@ void BindStore(py::module_& m) {
           py::arg("utility_decay") = StoreOptions().utility_decay,
           py::arg("prune_groups") = std::vector<PyPruneGroup>(),
           py::arg("optimizer") = OptimizerName(StoreOptions().optimizer),
-          py::arg("index") = "plain")
+          py::arg("index") = "plain", py::arg("hold_bytes") = 0)
       .def("ensure_rows",
            [](TrainingStore* store, uint32_t table, const Array<int64_t>& keys) {
              const py::gil_scoped_release released;
@@ -495,13 +506,32 @@ void BindStore(py::module_& m) {
           "bring_rows",
           [](TrainingStore* store, const std::vector<std::pair<uint32_t, Array<int64_t>>>& keys,
              uint32_t threads) {
-            std::vector<TableKeys> of;
-            of.reserve(keys.size());
-            for (const auto& [table, array] : keys) of.push_back({table, SpanOf(array)});
+            const std::vector<TableKeys> of = KeysOf(keys);
             const py::gil_scoped_release released;
             return ValueOrThrow(store->BringRows(of, threads));
           },
           py::arg("keys"), py::kw_only(), py::arg("threads") = 1)
+      .def(
+          "hold_rows",
+          [](TrainingStore* store, const std::vector<std::pair<uint32_t, Array<int64_t>>>& keys) {
+            const std::vector<TableKeys> of = KeysOf(keys);
+            const py::gil_scoped_release released;
+            return ValueOrThrow(store->HoldRows(of));
+          },
+          py::arg("keys"))
+      .def(
+          "release_rows",
+          [](TrainingStore* store, const std::vector<std::pair<uint32_t, Array<int64_t>>>& keys) {
+            const std::vector<TableKeys> of = KeysOf(keys);
+            const py::gil_scoped_release released;
+            ThrowIfError(store->ReleaseRows(of));
+          },
+          py::arg("keys"))
+      .def("held",
+           [](const TrainingStore& store) {
+             const TrainingStore::HeldSize held = store.Held();
+             return py::make_tuple(held.rows, held.bytes, held.most_bytes);
+           })
       .def("apply_gradients", &ApplyGradients, py::arg("bags"), py::kw_only(),
            py::arg("learning_rate"), py::arg("epsilon") = StepOptions().epsilon,
            py::arg("initial_accumulator") = StepOptions().initial_accumulator,

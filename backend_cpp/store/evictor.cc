@@ -19,6 +19,11 @@ constexpr uint32_t kClockEntries = 32768;
 // A small share keeps no more than this part of it free ahead of need.
 constexpr uint64_t kLeastShareOverReady = 4;
 
+bool IsHeld(const RowPool& pool, const Holder& holder) {
+  return pool.held.rows() > 0 &&
+         pool.held.Has(holder.table, holder.bucket->index.KeyAt(holder.entry));
+}
+
 }  // namespace
 
 template <typename Visit>
@@ -75,6 +80,7 @@ void Evictor::Sweep(RowPool* pool, Hand* hand, uint32_t entries, Sweeping sweepi
   uint64_t bytes = 0;
   const auto take = [&](const Holder& holder, Location place) {
     if (place.tier() != TierId::kDdr || place.live() == 0) return;
+    if (IsHeld(*pool, holder)) return;
     victims->push_back(holder);
     bytes += store_.tables[holder.table].config.layout.PayloadBytes(place.live());
   };
@@ -91,13 +97,18 @@ void Evictor::Sweep(RowPool* pool, Hand* hand, uint32_t entries, Sweeping sweepi
   });
 }
 
-uint32_t Evictor::ChooseByPolicy(RowPool* pool, uint64_t wanted, std::vector<Holder>* victims) {
+uint32_t Evictor::ChooseByPolicy(RowPool* pool, uint64_t wanted, std::vector<Holder>* victims,
+                                 std::vector<uint64_t>* held) {
   const uint32_t t = pool->tables.front();
   uint64_t bytes = 0;
   uint32_t chosen = 0;
   for (; bytes < wanted; ++chosen) {
     const std::optional<uint64_t> key = pool->policy->Evict();
     if (!key) break;
+    if (pool->held.Has(t, *key)) {
+      held->push_back(*key);
+      continue;
+    }
     const uint64_t hash = HashKey(*key);
     Bucket* bucket = store_.tables[t].In(pool, hash);
     if (bucket == nullptr) continue;  // it was dropped, and its rows are about to leave
@@ -136,16 +147,7 @@ bool Evictor::Demote(RowPool* pool, const std::vector<Holder>& victims, MoveKind
   const Result<size_t> moved = mover_.Move(pool, rows, kind, writer);
   for (const Moving& row : rows) {
     if (pool->policy == nullptr) break;
-    // Chosen or not, it holds the rows whose newest place is in DDR.
-    const uint64_t hash = HashKey(row.key);
-    const Bucket* bucket = store_.tables[row.table].In(pool, hash);
-    const Location newest_place =
-        bucket == nullptr ? Location() : Resolve(bucket->index.Peek(hash, row.key), ~0ULL);
-    if (newest_place.tier() == TierId::kDdr) {
-      pool->policy->Enter(row.key);
-    } else {
-      pool->policy->Leave(row.key);
-    }
+    EnterAgain(pool, row.table, row.key);
   }
   if (!moved.ok()) return false;
   store_.counters.evictions += moved.value();
@@ -153,10 +155,24 @@ bool Evictor::Demote(RowPool* pool, const std::vector<Holder>& victims, MoveKind
   return moved.value() > 0;
 }
 
+void Evictor::EnterAgain(RowPool* pool, uint32_t table, uint64_t key) {
+  const uint64_t hash = HashKey(key);
+  const Bucket* bucket = store_.tables[table].In(pool, hash);
+  const Location newest_place =
+      bucket == nullptr ? Location() : Resolve(bucket->index.Peek(hash, key), ~0ULL);
+  if (newest_place.tier() == TierId::kDdr) {
+    pool->policy->Enter(key);
+  } else {
+    pool->policy->Leave(key);
+  }
+}
+
 bool Evictor::EvictByPolicy(RowPool* pool, uint64_t bytes, WriterLock* writer) {
   std::vector<Holder> victims;
-  const uint32_t chosen = ChooseByPolicy(pool, bytes, &victims);
+  std::vector<uint64_t> held;
+  const uint32_t chosen = ChooseByPolicy(pool, bytes, &victims, &held);
   const bool went = Demote(pool, victims, MoveKind::kEvict, writer);
+  for (const uint64_t key : held) EnterAgain(pool, pool->tables.front(), key);
   pool->policy->Settle(chosen);
   return went;
 }
@@ -212,7 +228,7 @@ void Evictor::MoveCondemned(RowPool* pool, uint32_t entries, bool demote, Writer
       return;
     }
     if (!slot.ok()) {
-      if (!demote || !pool->GivesWay(holder.table)) return;
+      if (!demote || !pool->GivesWay(holder.table) || IsHeld(*pool, holder)) return;
       victims.push_back(holder);
       bytes += payload;
       return;

@@ -3,7 +3,8 @@
 // Rows leave as the pool's policy says; without one, by a clock hand that passes over the pool's
 // entries: an entry whose halved access count was zero leaves for the SSD. Where tables have
 // shares, rows beyond a share go first, then rows of tables without one. When the bytes are wanted
-// by another size class or by the index, whole pages are condemned and their rows moved.
+// by another size class or by the index, whole pages are condemned and their rows moved. Rows that
+// are held (held_rows.h) stay in DDR, and may move from page to page.
 //
 // Threads: the pool's writer is held throughout, but as WithoutWriter says; without `writer`, the
 // rows count as evicted by a writer.
@@ -36,7 +37,7 @@ class Evictor {
   // that enter, a batch of promotions at least, or because it has shrunk.
   uint64_t ShareLacks(const RowPool& pool, uint32_t table) const;
   // Moves the rows of condemned pages that a pass over `entries` entries meets into other pages
-  // with room; if `demote`, those that find none to the SSD.
+  // with room; if `demote`, those that find none to the SSD, but for those that are held.
   void MoveCondemned(RowPool* pool, uint32_t entries, bool demote, WriterLock* writer);
   // The same in one round, which meets all rows.
   void MoveAllCondemned(RowPool* pool);
@@ -46,8 +47,12 @@ class Evictor {
   // also rows that versions of the window changed, where nothing else can go.
   bool EvictByPolicy(RowPool* pool, uint64_t bytes, WriterLock* writer);
   bool EvictByClock(RowPool* pool, Hand* hand, uint64_t bytes, bool chained, WriterLock* writer);
-  // Rows that the policy lets go; returns how many keys it chose for them.
-  uint32_t ChooseByPolicy(RowPool* pool, uint64_t wanted, std::vector<Holder>* victims);
+  // Rows that the policy lets go; returns how many keys it chose for them,
+  // and `held`: those that it let go and that must stay.
+  uint32_t ChooseByPolicy(RowPool* pool, uint64_t wanted, std::vector<Holder>* victims,
+                          std::vector<uint64_t>* held);
+  // Has the policy hold a key that it chose if, chosen or not, its newest place is in DDR.
+  void EnterAgain(RowPool* pool, uint32_t table, uint64_t key);
   // Rows that a pass of the clock hand takes along.
   enum class Sweeping : uint8_t { kCold, kAny, kChained };
   // Passes a clock hand over up to `entries` entries, collecting rows that may leave DDR.

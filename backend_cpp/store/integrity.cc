@@ -238,6 +238,7 @@ Status Store::CheckIntegrity() const {
                                   std::to_string(pool.nodes.nodes()) + " are in use"};
     }
     EMBERTIDE_RETURN_IF_ERROR(pool.arena.CheckIntegrity(named.ddr));
+    EMBERTIDE_RETURN_IF_ERROR(pool.held.CheckIntegrity());
     named.index_bytes += impl_->store.DirectoryBytes(pool);
     if (pool.ssd != nullptr) EMBERTIDE_RETURN_IF_ERROR(pool.ssd->CheckIntegrity(named.ssd));
     const uint64_t reserve = pool.reserve_lent ? 0 : pool.reserve_bytes;

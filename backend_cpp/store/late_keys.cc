@@ -153,6 +153,7 @@ Status LateKeys::MakeOrBring(const Key& key, uint32_t read) {
     return Status::Ok();
   } else if (pool != full_) {
     const size_t d = static_cast<size_t>(std::ranges::find(pools_, pool) - pools_.begin());
+    if (updates && read != kNotRead) ++impl.store.counters.step_reads;
     place = read != kNotRead ? impl.residency.BringRow(pool, batches_[d], read)
                              : impl.residency.ResidentRow(pool, table.ordinal, b, group.key);
     brought_ += place.ok() ? 1 : 0;

@@ -26,15 +26,30 @@ Status Residency::MakeRoom(RowPool* pool, int round, const Status& wanted) {
   // pages in the even ones: a sixteenth of them, that a pass over the index may pay.
   bool went = false;
   if (round % 2 == 1) went = evictor_.Evict(pool, nullptr);
-  if (!went) {
-    pool->arena.CondemnPages(1 + pool->arena.page_count() / 16,
-                             /*must_fit=*/pool->ssd == nullptr);
-    evictor_.MoveAllCondemned(pool);
-  }
+  if (!went) EmptyPages(pool, round);
   Status waited = reclaimer_.AwaitReaders(pool);
+  if (waited.ok()) waited = PackHeld(pool);
   if (waited.ok()) waited = ChargeNotes(pool);
   if (waited.ok()) return waited;
   return {waited.code(), wanted.message() + ": " + waited.message()};
+}
+
+void Residency::EmptyPages(RowPool* pool, int round) {
+  uint32_t pages = pool->arena.page_count() / 16;
+  // The pages with the fewest rows may be those of held rows, round after round: more are taken,
+  // until what is not held has left all of them.
+  if (pool->held.rows() > 0) pages *= static_cast<uint32_t>(std::max(1, round / 2));
+  pool->arena.CondemnPages(1 + pages, /*must_fit=*/pool->ssd == nullptr);
+  evictor_.MoveAllCondemned(pool);
+}
+
+Status Residency::PackHeld(RowPool* pool) {
+  if (pool->held.rows() == 0 || !pool->arena.has_condemned()) return Status::Ok();
+  pool->arena.PardonPages();
+  pool->arena.CondemnPages(1 + pool->arena.page_count() / 16, /*must_fit=*/true);
+  if (!pool->arena.has_condemned()) return Status::Ok();
+  evictor_.MoveAllCondemned(pool);
+  return reclaimer_.AwaitReaders(pool);
 }
 
 Status Residency::ChargeNotes(RowPool* pool) {

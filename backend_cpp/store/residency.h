@@ -86,6 +86,10 @@ class Residency {
   // One step towards room: reclaims, then takes cold rows, then whole pages out of DDR. Returns
   // `wanted`, which has failed for want of room, when there is nothing left to try.
   Status MakeRoom(RowPool* pool, int round, const Status& wanted);
+  // Empties the pages with the fewest rows.
+  void EmptyPages(RowPool* pool, int round);
+  // Held rows keep condemned pages: makes room for them in one another's.
+  Status PackHeld(RowPool* pool);
   // Charges notes of rows on the SSD ahead once more, emptying pages for them, before rows take
   // what came free: without notes none could leave.
   Status ChargeNotes(RowPool* pool);

@@ -53,6 +53,20 @@ bool RowPool::GivesWay(uint32_t table) const {
   return std::ranges::none_of(others, [&](uint32_t t) { return in_ddr[t].bytes > 0; });
 }
 
+uint64_t RowPool::PageBytesOf(uint32_t payload_bytes, uint32_t aux_bytes) const {
+  const uint64_t slot = SlotBytesOf(payload_bytes) + ((aux_bytes + 7U) & ~7U);
+  const uint64_t of_page = arena.slab_bytes() / slot;
+  return (arena.slab_bytes() + of_page - 1) / of_page;
+}
+
+uint64_t RowPool::MostHeldBytes() const {
+  const uint64_t pages = arena.page_bytes();
+  const uint64_t used = std::max(budget.used_bytes(), pages);  // which a writer may change
+  const uint64_t others = used - pages + uint64_t{page_kinds} * arena.slab_bytes();
+  const uint64_t limit = budget.limit_bytes();
+  return std::min(hold_bytes, others < limit ? (limit - others) / 2 : 0);
+}
+
 bool RowPool::LendReserve() {
   if (reserve_bytes == 0 || reserve_lent) return false;
   reserve_lent = true;

@@ -27,6 +27,7 @@
 #include "ssd/block_log.h"
 #include "store/bucket.h"
 #include "store/fair_mutex.h"
+#include "store/held_rows.h"
 #include "store/node_pool.h"
 #include "store/ssd_notes.h"
 #include "store/tier_policy.h"
@@ -85,6 +86,7 @@ struct RowPool {
         index(kind),
         budget(budget_bytes),
         arena(&budget),
+        held(&budget),
         index_pages(budget_bytes / BucketIndex::kPageBytes * BucketIndex::kPagesPerBudgetPage,
                     BucketIndex::kPageBytes),
         nodes(&budget, &index_pages),
@@ -103,7 +105,12 @@ struct RowPool {
   std::mutex upkeep;                   // held by who maintains it; taken before `writer`
   ByteBudget budget;                   // its share of the DDR budget
   SlabArena arena;
-  PagePool index_pages;  // of its buckets' arrays, and of:
+  HeldRows held;  // training: rows that eviction passes over
+  // Kinds of pages that its rows may need: of a table whose rows lose chunks, one for each number
+  // of them.
+  uint32_t page_kinds = 0;
+  uint64_t hold_bytes = 0;  // training: its share of StoreOptions::hold_bytes
+  PagePool index_pages;     // of its buckets' arrays, and of:
   NodePool nodes;
   // Charged from the beginning, so that rows of a full pool can still be pruned, which needs a
   // page for the smaller ones before the larger ones leave theirs. Lent for that, and taken back
@@ -159,6 +166,11 @@ struct RowPool {
   bool GivesWay(uint32_t table) const;
   // Gives tables these shares, and the others none. Requires: the writer.
   void Share(const std::map<uint32_t, uint64_t>& bytes_of);
+  // Bytes of pages that a whole row takes, with its part of what a page has left over.
+  uint64_t PageBytesOf(uint32_t payload_bytes, uint32_t aux_bytes) const;
+  // What held rows may take now (HeldRows::row_bytes): half of what is left for pages of rows, less
+  // one page of each kind, so that the other rows and the index always find room.
+  uint64_t MostHeldBytes() const;
   // False: there is none, or it is lent already.
   bool LendReserve();
   // As soon as there is room for it.
@@ -166,7 +178,7 @@ struct RowPool {
   uint64_t LogBytes() const { return 2 * most_accesses * sizeof(Access); }
   uint64_t PolicyBytes() const {
     return LogBytes() + (policy == nullptr ? 0 : policy->bytes()) +
-           (new_keys == nullptr ? 0 : new_keys->bytes());
+           (new_keys == nullptr ? 0 : new_keys->bytes()) + held.bytes();
   }
 };
 

@@ -237,6 +237,8 @@ StoreStats Store::Stats() const {
   stats.refused_gradients = impl_->store.counters.refused_gradients.load();
   stats.clipped_gradients = impl_->store.counters.clipped_gradients.load();
   stats.failed_keys = impl_->store.counters.failed_keys.load();
+  stats.step_reads = impl_->store.counters.step_reads.load();
+  stats.held_rows_removed = impl_->store.counters.held_rows_removed.load();
   stats.placed_keys = impl_->store.counters.placed_keys.load();
   stats.stale_places = impl_->store.counters.stale_places.load();
   stats.unworthy_keys = impl_->store.counters.unworthy_keys.load();

@@ -22,6 +22,7 @@
 //                  what rows are worth                         pruning.cc, row_note.h
 //                  what checkpoints have of that               prune_state.cc
 //                  events of keys                              counting.cc
+//                  rows held in DDR                            holds.cc, held_rows.h
 //
 // Reads use StoreState alone: lookup.cc (bags), lookup_rows.cc (rows, keys and sums as they are),
 // over finder.h (where a batch's rows lie) and hbm_tier.h (the tier above DDR). store.cc has

@@ -144,6 +144,27 @@ Status ValidateSums(const StoreOptions& options, Profile profile) {
   return Status::Ok();
 }
 
+Status ValidateHolds(const StoreOptions& options, Profile profile) {
+  const uint64_t bytes = options.hold_bytes;
+  if (bytes == 0) return Status::Ok();
+  const std::string given = "hold_bytes = " + std::to_string(bytes) + ": ";
+  if (profile != Profile::kTrain) {
+    return {Code::kInvalidArgument, given + "rows are held in a trainer alone; give 0"};
+  }
+  if (options.ssd_budget_bytes == 0) {
+    return {Code::kInvalidArgument,
+            given + "without an SSD no row leaves DDR; give ssd_budget_bytes, or 0"};
+  }
+  if (bytes > options.ddr_budget_bytes / 2) {
+    return {Code::kInvalidArgument,
+            given +
+                "more than half of ddr_budget_bytes, and other rows need room beside those "
+                "that are held; give at most " +
+                std::to_string(options.ddr_budget_bytes / 2) + ", or more DDR"};
+  }
+  return Status::Ok();
+}
+
 Status ValidateIndex(const StoreOptions& options) {
   if (options.index == IndexKind::kPlain) return Status::Ok();
   const std::string refused = "index = lean: ";
@@ -228,6 +249,7 @@ Status ValidateOptions(const StoreOptions& options, Profile profile) {
   }
   EMBERTIDE_RETURN_IF_ERROR(ValidateSums(options, profile));
   EMBERTIDE_RETURN_IF_ERROR(ValidateIndex(options));
+  EMBERTIDE_RETURN_IF_ERROR(ValidateHolds(options, profile));
   EMBERTIDE_RETURN_IF_ERROR(ValidateGroups(options, profile));
   EMBERTIDE_RETURN_IF_ERROR(ValidateBudgets(options, names));
   return ValidatePolicies(options);

@@ -187,6 +187,12 @@ Status StoreState::OpenPool(RowPool* pool, const std::vector<SealedSegment>* sea
     }
     pool->new_keys = std::make_unique<FrequencySketch>(slots);
   }
+  pool->hold_bytes = static_cast<uint64_t>(static_cast<double>(options.hold_bytes) *
+                                           static_cast<double>(pool->budget.limit_bytes()) /
+                                           static_cast<double>(options.ddr_budget_bytes));
+  for (const uint32_t t : pool->tables) {
+    pool->page_kinds += tables[t].pruned_with == nullptr ? 1 : tables[t].config.layout.chunks;
+  }
   if (pool->notes != nullptr && !pool->notes->ChargeAhead()) {
     return {Code::kInvalidArgument,
             "ddr_budget_bytes is too small for what pruning keeps of rows on the SSD"};

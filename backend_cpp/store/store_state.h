@@ -43,6 +43,8 @@ struct alignas(64) StoreCounters {
   std::atomic<uint64_t> refused_gradients{0};
   std::atomic<uint64_t> clipped_gradients{0};
   std::atomic<uint64_t> failed_keys{0};
+  std::atomic<uint64_t> step_reads{0};
+  std::atomic<uint64_t> held_rows_removed{0};
   std::atomic<uint64_t> placed_keys{0};
   std::atomic<uint64_t> stale_places{0};
   std::atomic<uint64_t> unworthy_keys{0};

@@ -113,6 +113,7 @@ Status TrainingRows::RemoveRow(RowPool* pool, Bucket* bucket, uint64_t key, Reco
   // Making room may have moved the row.
   const uint32_t entry = locate();
   const Location place = bucket->index.At(entry);
+  if (pool->held.Has(bucket->table, key)) ++store_.counters.held_rows_removed;
   residency_.EraseEntry(bucket, entry);
   bucket->removed.push_back({key, kind});
   reclaimer_.RetirePlace(pool, table, place);

@@ -167,6 +167,9 @@ struct StoreOptions {
   // Training: of all tables. A row takes what it keeps (optimizer.h) beside its payload, in DDR and
   // on the SSD, for dead chunks too.
   Optimizer optimizer = Optimizer::kRowwiseAdagrad;
+  // Training: what held rows (TrainingStore::HoldRows) may take of DDR, cut as the budget is among
+  // devices and tables; at most half of it, and needs an SSD. 0: none is held.
+  uint64_t hold_bytes = 0;
   ReadObserver* observer = nullptr;  // OPTIONAL; outlives the store
 };
 

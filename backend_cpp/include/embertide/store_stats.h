@@ -86,6 +86,10 @@ struct StoreStats {
   uint64_t refused_gradients = 0;
   uint64_t clipped_gradients = 0;
   uint64_t failed_keys = 0;
+  // Rows that a training step had to read from the SSD, since nobody had brought them; and rows
+  // that were removed, as by pruning, while they were held.
+  uint64_t step_reads = 0;
+  uint64_t held_rows_removed = 0;
   // Of training steps that were told where rows lie, keys as often as they occur: taken so, those
   // without a row among them; looked for again, for rows had moved since.
   uint64_t placed_keys = 0;
@@ -94,7 +98,8 @@ struct StoreStats {
   // that were, but it had no room beside the others.
   uint64_t unworthy_keys = 0;
   uint64_t worthy_keys_without_room = 0;
-  uint64_t policy_bytes = 0;    // what policies and their logs take of the DDR budget
+  // What policies, their logs and notes of held rows take of the DDR budget.
+  uint64_t policy_bytes = 0;
   uint64_t oldest_version = 0;  // of the window; 0 before the first commit
   uint64_t newest_version = 0;
 };

@@ -69,6 +69,26 @@ class TrainingStore : public Store {
   // and writers. kDeviceError, kCorrupt, kResourceExhausted of the first that was not; all others
   // were.
   Result<uint64_t> BringRows(std::span<const TableKeys> keys, uint32_t threads = 1);
+  // Holds the rows of these keys in DDR: what makes room passes over them until ReleaseRows of the
+  // same keys. It brings none there: BringRows does, after it. A key is held as often as it stands
+  // in the calls, and whether it has a row or not: a row that is made, or that comes again after it
+  // was removed, is held from its first moment. Returns how many keys were not held before. No
+  // result depends on it. Any thread, beside readers and writers.
+  // kResourceExhausted, naming what it would take and what there is: the keys do not fit
+  // StoreOptions::hold_bytes, or half of what index and directories leave of DDR; none is held by
+  // this call. kInvalidArgument: there is no such table, or hold_bytes is 0.
+  Result<uint64_t> HoldRows(std::span<const TableKeys> keys);
+  // Lets go of keys that a call of HoldRows has held. kInvalidArgument: one was not held as often;
+  // all others were let go.
+  Status ReleaseRows(std::span<const TableKeys> keys);
+  // Keys that are held, what whole rows of them take in pages of DDR, and what they may take now.
+  // Any thread.
+  struct HeldSize {
+    uint64_t rows = 0;
+    uint64_t bytes = 0;
+    uint64_t most_bytes = 0;
+  };
+  HeldSize Held() const;
   // One exact step of StoreOptions::optimizer, for all bags of a batch at once, after EnsureRows
   // for their keys. A key's gradients, of all its occurrences in all bags of its table, are summed
   // in fp64 in the order of the call before the one update. A key with a count (BagGradients) is as
