@@ -39,7 +39,7 @@ _START_S = 60.0
 _PEER_MODEL = """import sys
 
 sys.path[:0] = {paths}
-from bench.peer import TritonPythonModel
+from {module} import TritonPythonModel
 """
 
 Kind = Literal["ranking", "lookup"]
@@ -213,14 +213,19 @@ def write_model(repository: Path, variant: Variant, shape: Shape, files: Files) 
     text = make(variant, shape, files)
     (directory / "config.pbtxt").write_text(text + "\n", encoding="utf-8")
     if variant.side == "python":
-        paths = [sysconfig.get_paths()["purelib"], str(ROOT), str(ROOT / "typings")]
-        (directory / "1" / "model.py").write_text(_PEER_MODEL.format(paths=paths))
+        write_python(directory / "1" / "model.py", "bench.peer")
+
+
+def write_python(path: Path, module: str) -> None:
+    """Write the file of a Python backend's model, whose class a module of the benchmark has."""
+    paths = [sysconfig.get_paths()["purelib"], str(ROOT), str(ROOT / "typings")]
+    path.write_text(_PEER_MODEL.format(paths=paths, module=module))
 
 
 # --- server ---------------------------------------------------------------------------------------
 
 
-def _path() -> str:
+def path_without_venv() -> str:
     """Return PATH without this venv: the stub's Python may have another standard library."""
     venv = str(Path(sys.prefix) / "bin")
     return os.pathsep.join(each for each in os.environ["PATH"].split(os.pathsep) if each != venv)
@@ -243,7 +248,7 @@ class BenchServer:
             grpc_port=grpc_port,
             metrics_port=metrics,
             explicit=True,
-            environment={"PATH": _path()},
+            environment={"PATH": path_without_venv()},
         )
         self._loaded: set[Variant] = set()
         self.triton = triton.TritonServer(options)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from bench import report
-from embertide.trainer.config import FeatureConfig, ModelConfig, TableConfig
+from bench.rank.production import production
+from embertide.trainer.config import ModelConfig
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.export import named_tensors, private_compiler
@@ -51,16 +52,6 @@ class Case:
                 column.name not in self.candidate for column, width in columns for _ in range(width)
             ),
         )
-
-
-def production() -> ModelConfig:
-    """Return a model of 60 features of the user and 10 of the candidate (issue F)."""
-    names = [f"user{i}" for i in range(60)] + [f"candidate{i}" for i in range(10)]
-    tables = tuple(TableConfig(name=name, dim=32) for name in names)
-    features = tuple(FeatureConfig(name=name, table=name) for name in names)
-    return ModelConfig(
-        name="production", tables=tables, features=features, top_mlp=(1024, 512, 256)
-    )
 
 
 def cases() -> tuple[Case, ...]:
