@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from embertide.trainer.__main__ import app
-from embertide.trainer.eval.metrics import Prequential
+from embertide.trainer.eval.prequential import Prequential
 
 
 def main() -> None:

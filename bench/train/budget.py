@@ -19,7 +19,7 @@ from embertide import _store
 from embertide.trainer.config import PublishBudget
 from embertide.trainer.data.base import Batch
 from embertide.trainer.eval.blocks import BlockQuality
-from embertide.trainer.eval.metrics import Prequential
+from embertide.trainer.eval.prequential import Prequential
 from embertide.trainer.publish.image import PublishedImage
 
 _CASE = Case(name="versions under budgets", run=DLRM)

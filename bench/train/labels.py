@@ -27,7 +27,7 @@ from embertide.trainer.config import LabelJoin, RunConfig
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.labels import DelayedLabelBuffer, Resolved, split
 from embertide.trainer.data.limit import blocks
-from embertide.trainer.eval.metrics import Prequential
+from embertide.trainer.eval.prequential import Prequential
 from embertide.trainer.model.learner import Learner
 from embertide.trainer.presets import news_model, news_rates
 

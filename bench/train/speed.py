@@ -39,7 +39,7 @@ from embertide.trainer.data.ahead import read_ahead
 from embertide.trainer.data.bags import Bags
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.embedding.store import EmbeddingStore
-from embertide.trainer.eval.metrics import Prequential
+from embertide.trainer.eval.prequential import Prequential
 from embertide.trainer.model.learner import Learner
 
 _REPETITIONS = 5  # and one more, first, that does not count

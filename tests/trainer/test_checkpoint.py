@@ -15,7 +15,7 @@ import pytest
 from embertide import _store
 from embertide.trainer.config import FeatureConfig, ModelConfig, TableConfig
 from embertide.trainer.embedding.store import EmbeddingStore
-from embertide.trainer.eval.metrics import Prequential
+from embertide.trainer.eval.prequential import Prequential
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.snapshot import DensePart, SnapshotInfo
 from embertide.trainer.run.checkpoint import checkpoint as checkpoints

@@ -15,7 +15,7 @@ from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.history import History, HistorySource, for_requests
 from embertide.trainer.data.limit import blocks, take
 from embertide.trainer.embedding.store import EmbeddingStore
-from embertide.trainer.eval.metrics import Prequential
+from embertide.trainer.eval.prequential import Prequential
 from embertide.trainer.model.learner import Learner
 from embertide.trainer.presets import news_counters
 from embertide.trainer.publish.folder import Publication

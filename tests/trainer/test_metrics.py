@@ -6,16 +6,16 @@ import math
 import numpy as np
 import pytest
 
-from embertide.trainer.eval import metrics
+from embertide.trainer.eval import metrics, prequential
 from embertide.trainer.eval.metrics import (
     Array,
-    Prequential,
     auc,
     calibration,
     expected_calibration_error,
     log_loss,
     normalised_entropy,
 )
+from embertide.trainer.eval.prequential import Prequential
 
 HOUR_MS = 3_600_000
 
@@ -98,6 +98,7 @@ def test_prequential_survives_a_checkpoint_at_any_point() -> None:
         feed(resumed, cut, 4000)
         assert resumed.daily_summaries() == whole.daily_summaries()
         assert resumed.hourly() == whole.hourly()
+        assert resumed.fifths() == whole.fifths()
 
 
 def test_prequential_holds_the_scores_of_one_day_only() -> None:
@@ -105,7 +106,8 @@ def test_prequential_holds_the_scores_of_one_day_only() -> None:
     label, score = np.arange(events) % 2, np.linspace(0, 1, events)
     for day in range(3):
         measured.add(np.full(events, day * 24 * HOUR_MS), label, score)
-    assert sum(array.nbytes for array in measured.state()[1].values()) == 5 * events
+    scores = [a for n, a in measured.state()[1].items() if not n.startswith("fifths.")]
+    assert sum(array.nbytes for array in scores) == 5 * events
 
 
 def test_prequential_refuses_a_day_that_was_closed() -> None:
@@ -140,8 +142,8 @@ def test_the_live_auc_does_not_look_at_events_again(monkeypatch: pytest.MonkeyPa
     def never(*_: object) -> None:
         raise AssertionError("the scores of the day are looked at")
 
-    monkeypatch.setattr(metrics, "summarise", never)
-    monkeypatch.setattr(metrics, "_join", never)
+    monkeypatch.setattr(prequential, "summarise", never)
+    monkeypatch.setattr(prequential, "_join", never)
     assert 0.5 < measured.live_auc()[0] < 1
 
 
@@ -196,19 +198,19 @@ def test_figures_of_a_build_that_did_not_note_the_mean_label_are_read() -> None:
 
 def test_what_is_frozen_stays_as_it_was_and_shares_the_scores() -> None:
     rng = np.random.default_rng(3)
-    prequential = Prequential()
+    measured = Prequential()
 
     def add(first_ms: int) -> None:
         ts_ms_B = np.arange(first_ms, first_ms + 500)
-        prequential.add(ts_ms_B, rng.integers(2, size=500), rng.random(500))
+        measured.add(ts_ms_B, rng.integers(2, size=500), rng.random(500))
 
     add(0)
-    frozen = prequential.frozen()
+    frozen = measured.frozen()
     figures, arrays = frozen.state()
     add(1000)
     add(HOUR_MS * 30)  # another day: the scores of before are folded
     after, arrays_after = frozen.state()
     assert after == figures
     assert all(np.array_equal(arrays[name], arrays_after[name]) for name in arrays)
-    again = prequential.frozen()
-    assert again._open[30][0][1] is prequential._open[30][0][1]
+    again = measured.frozen()
+    assert again._open[30][0][1] is measured._open[30][0][1]

@@ -19,7 +19,7 @@ from embertide.trainer.data.base import EventSchema, FeatureColumn
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents, blocks
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.eval.metrics import Prequential
+from embertide.trainer.eval.prequential import Prequential
 from embertide.trainer.model.learner import Learner
 from embertide.trainer.presets import news_crossed, news_history, news_model, news_rates
 
@@ -114,7 +114,7 @@ def test_train_learns_at_those_rates_and_tells_the_quality_of_each_day(tmp_path:
     run = RunConfig(model=news_model(), optimizer=news_rates())
     learner, figures = Learner(run), Prequential()
     source, origin_ms = FirstEvents(NewsSource(NewsConfig(hours=96)), 1500), None
-    for batch in source.batches(batch_size=run.batch_size):
+    for batch in learner.warm_up(source.batches(batch_size=run.batch_size)):
         origin_ms = int(batch.ts_ms_B[0]) if origin_ms is None else origin_ms
         every_ms = 1000 * run.publish_every_s
         for _, part in blocks(batch, origin_ms=origin_ms, every_ms=every_ms):

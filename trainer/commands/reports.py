@@ -176,6 +176,7 @@ _FIGURES = {
     "normalised_entropy": "Log loss over the entropy of the mean label.",
     "calibration": "Mean score over mean label.",
     "auc": "Area under the ROC curve.",
+    "auc_error": "Standard error of the AUC.",
     "gauc": "AUC within each user, weighed by events.",
     "gauc_users": "Users that GAUC is of.",
     "gauc_one_class_users": "Users left out of GAUC, for their labels are one.",

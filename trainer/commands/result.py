@@ -38,6 +38,7 @@ def show(
     events: int,
     version: int,
     days: Mapping[int, Summary],
+    fifths: Sequence[Summary],
     rejected: Mapping[str, int],
     set_aside: int,
     unsampled: int,
@@ -53,7 +54,7 @@ def show(
     table.add_column(style="bold")
     table.add_column()
     for name, text in _lines(
-        folder, events, version, days, rejected, set_aside, unsampled, has_clock=has_clock
+        folder, events, version, days, fifths, rejected, set_aside, unsampled, has_clock=has_clock
     ):
         table.add_row(name, text)
         if name == "AUC" and warm_start:
@@ -69,6 +70,7 @@ def _lines(
     events: int,
     version: int,
     days: Mapping[int, Summary],
+    fifths: Sequence[Summary],
     rejected: Mapping[str, int],
     set_aside: int,
     unsampled: int,
@@ -91,18 +93,50 @@ def _lines(
         left = len(days) - len(told)
         if left and has_clock:
             yield "", f"{left:,} days of few events, or of one label, are left out"
+        unstable = sum(each.is_unstable for each in told.values())
+        if unstable and has_clock:
+            yield "", f"{unstable:,} of the {len(told):,} days are unstable: a matter of chance"
+        yield from _of_fifths(fifths)
     else:
         yield "AUC", "not known: all labels are the same"
     yield "publication", str(folder)
     yield "next", f"embertide serve {folder}"
 
 
+def _of_fifths(fifths: Sequence[Summary]) -> Iterator[tuple[str, str]]:
+    last = fifths[-1]
+    if not math.isnan(last.auc):
+        yield (
+            "last fifth",
+            f"AUC {last.auc:.4f}{_interval(last)}, log loss {last.log_loss:.4f}, "
+            f"calibration {last.calibration:.3f}",
+        )
+    said = " ".join(
+        "-" if math.isnan(each.calibration) else f"{each.calibration:.3f}" for each in fifths
+    )
+    yield "by fifths", f"calibration {said}"
+
+
+def _interval(of: Summary) -> str:
+    """Say in which interval 95 of 100 such AUCs lie, where it is known."""
+    if math.isnan(of.auc_error):
+        return " (unstable)"
+    return f" ± {of.auc_interval:.{4 if of.auc_interval < 0.001 else 3}f}"
+
+
 def _auc(days: Mapping[int, Summary], *, has_clock: bool) -> str:
     if len(days) == 1 or not has_clock:
-        return f"{mean_of(days, 'auc'):.4f}, each event scored before it was learned"
+        (only,) = days.values() if len(days) == 1 else (None,)
+        interval = "" if only is None else _interval(only)
+        return f"{mean_of(days, 'auc'):.4f}{interval}, each event scored before it was learned"
     last, worst = max(days), min(days, key=lambda day: days[day].auc)
     return (
-        f"{days[last].auc:.4f} on the last day ({day_name(last)}), "
+        f"{days[last].auc:.4f}{_marked(days[last])} on the last day ({day_name(last)}), "
         f"{mean_of(days, 'auc'):.4f} mean of {len(days):,} days, "
-        f"{days[worst].auc:.4f} worst ({day_name(worst)})"
+        f"{days[worst].auc:.4f}{_marked(days[worst])} worst ({day_name(worst)})"
     )
+
+
+def _marked(day: Summary) -> str:
+    """Mark the AUC of a day of few events, or of few of one label."""
+    return _interval(day) if day.is_unstable else ""

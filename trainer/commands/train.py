@@ -448,6 +448,9 @@ def command(
             "normalised_entropy_by_day": {
                 day: each.normalised_entropy for day, each in by_day.items()
             },
+            "auc_error_by_day": {day: each.auc_error for day, each in by_day.items()},
+            "unstable_days": [day for day, each in by_day.items() if each.is_unstable],
+            "fifths": [each.as_json() for each in trainer.state.prequential.fifths()],
             "gauc_by_day": monitor.daily_gauc(),
             "hold_out_by_day": {
                 day: each.as_json() for day, each in monitor.held.daily_summaries().items()
@@ -455,6 +458,10 @@ def command(
             "slices": monitor.slices(),
             "auc_by_head_and_day": {
                 name: each.daily() for name, each in trainer.state.heads.by_name.items()
+            },
+            "fifths_by_head": {
+                name: [fifth.as_json() for fifth in each.fifths()]
+                for name, each in trainer.state.heads.by_name.items()
             },
             "forgotten_users": {
                 each.config.name: each.forgotten for each in trainer.state.histories
@@ -482,6 +489,7 @@ def command(
         events=trainer.state.events,
         version=trainer.state.number,
         days=by_day,
+        fifths=trainer.state.prequential.fifths(),
         rejected=source.dead_letters.by_reason,
         set_aside=trainer.quarantine.stats.events,
         unsampled=trainer.unsampled,

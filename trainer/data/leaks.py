@@ -7,6 +7,7 @@ whatever its rows' labels are. Array suffixes: N rows of the sample, M items of 
 codes, D columns of numbers.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 from scipy import stats
 
+from embertide._common.auc import auc_of_counts, counts_by_score
 from embertide._common.quoting import shown
 from embertide.trainer.data.base import MISSING_KEY
 from embertide.trainer.data.csv import listed
@@ -204,14 +206,8 @@ class _Judge:
     def _auc(self, score_N: Floats, tested_N: Bools | None = None) -> float:
         """Return the AUC over rows of later blocks than the first; 0 if one label is missing."""
         tested_N = self._tested_N if tested_N is None else tested_N
-        label_N = self._label_N[tested_N]
-        positives = int(label_N.sum())
-        negatives = len(label_N) - positives
-        if not positives or not negatives:
-            return 0.0
-        rank_N = stats.rankdata(score_N[tested_N])
-        above = float(rank_N[label_N].sum()) - positives * (positives + 1) / 2
-        return above / (positives * negatives)
+        found = auc_of_counts(*counts_by_score(self._label_N[tested_N], score_N[tested_N]))
+        return 0.0 if math.isnan(found) else found
 
     def _tells(self, auc: float, tested_N: Bools | None = None) -> bool:
         label_N = self._tested if tested_N is None else self._label_N[tested_N]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.limit import blocks
-from embertide.trainer.eval.metrics import Prequential
+from embertide.trainer.eval.prequential import Prequential
 from embertide.trainer.model.learner import Learner
 
 

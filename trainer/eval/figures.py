@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.errors import TrainerError
-from embertide.trainer.eval.metrics import HOUR_MS, Prequential, auc
+from embertide.trainer.eval.metrics import HOUR_MS, auc
 from embertide.trainer.eval.moves import MovedKeys, Reshard
+from embertide.trainer.eval.prequential import Prequential
 from embertide.trainer.eval.records import Records
 
 WINDOW = 0.4
@@ -244,6 +245,10 @@ def _aucs(served: Prequential, frozen: Prequential | None) -> dict[str, Any]:
         "frozen_auc": _mean(frozen_daily, window),
         "window_days": [window.start, window.stop - 1],
         "served_auc_by_day": _clean(daily),
+        "served_unstable_days": [
+            day for day, each in served.daily_summaries().items() if each.is_unstable
+        ],
+        "served_last_fifth": served.fifths()[-1].as_json(),
         "served_auc_by_hour": _clean(served.hourly()),
         "frozen_auc_by_day": _clean(frozen_daily),
         "frozen_auc_by_hour": _clean(frozen.hourly() if frozen else {}),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from embertide.trainer.config import HeadConfig
 from embertide.trainer.data.base import Batch
-from embertide.trainer.eval.metrics import Prequential
+from embertide.trainer.eval.prequential import Prequential
 
 Array = NDArray[Any]
 

@@ -18,7 +18,8 @@ from embertide.trainer.data.base import Batch
 from embertide.trainer.data.keys import hash_keys
 from embertide.trainer.data.limit import blocks
 from embertide.trainer.eval.grouped import UserSample
-from embertide.trainer.eval.metrics import DAY_HOURS, HOUR_MS, Array, Prequential
+from embertide.trainer.eval.metrics import DAY_HOURS, HOUR_MS, Array
+from embertide.trainer.eval.prequential import Prequential
 from embertide.trainer.eval.slices import StreamSlice, slice_column
 
 _DAY_MS = DAY_HOURS * HOUR_MS

@@ -24,7 +24,7 @@ from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.limit import take
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.eval.compare import EQUAL, Copy
-from embertide.trainer.eval.metrics import Prequential
+from embertide.trainer.eval.prequential import Prequential
 from embertide.trainer.eval.records import REQUESTS, SCORES, Records, RecordWriter
 from embertide.trainer.eval.served import Answer
 

@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +113,19 @@ def _freshness(report: Mapping[str, Any]) -> str:
     return f"{report['freshness_p50_s']:.2f} / {report['freshness_p99_s']:.2f} s"
 
 
+def _days(days: Sequence[int]) -> str:
+    return ", ".join(map(str, days)) or "none"
+
+
+def _last_fifth(report: Mapping[str, Any]) -> str:
+    """Say the figures of the last fifth of the impressions, the AUC with its interval of 95 %."""
+    found = report["served_last_fifth"]
+    if "auc" not in found:
+        return "none"
+    error = f" ± {1.96 * found['auc_error']:.4f}" if "auc_error" in found else ""
+    return f"{found['auc']:.4f}{error}, {found['log_loss']:.4f}, {found['calibration']:.3f}"
+
+
 def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     first, last = report["window_days"]
     resident = report["resident_bytes"]
@@ -123,9 +136,11 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{first} to {last}" if last > first else f"{first}",
         ),
         ("trainer's own AUC over them", auc_text(report["trainer_auc"])),
-        ("requests", f"{report['requests']:,}"),
+        ("days whose AUC is unstable", _days(report["served_unstable_days"])),
+        ("AUC, log loss, calibration of the last fifth", _last_fifth(report)),
+        ("scored requests, failed", f"{report['requests']:,}, {report['failed_requests']:,}"),
         (
-            "probes of freshness beside them, failed",
+            "probes of freshness apart from them, failed",
             f"{report['probes']:,}, {report.get('failed_probes', 0):,}",
         ),
         (

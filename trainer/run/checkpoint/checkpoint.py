@@ -44,7 +44,7 @@ from embertide.trainer.data.history import HistoryState
 from embertide.trainer.data.labels import DelayedLabelState
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import FinalError
-from embertide.trainer.eval.metrics import Prequential
+from embertide.trainer.eval.prequential import Prequential
 from embertide.trainer.publish.folder import (
     CHECKPOINT,
     MANIFEST,
