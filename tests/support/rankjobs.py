@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from rankpool import die
 
 from embertide.trainer.config import (
+    AllReduce,
     Codecs,
     EvalConfig,
     FeatureConfig,
+    LocalSGD,
     ModelConfig,
     OptimizerConfig,
     PruneConfig,
@@ -33,6 +35,7 @@ from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.model.learner import Learner
+from embertide.trainer.model.prior import head_bias_of
 from embertide.trainer.presets import news_counters, news_model
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.run.checkpoint.checkpoint import CheckpointWriter
@@ -373,3 +376,27 @@ def told_of_a_quiet_stream(ranks: Ranks, folder: str) -> list[tuple[int, int]]:
     trainer = Trainer(RUNS["news"], Publication(Path(folder)), program_cache=CACHE, ranks=ranks)
     trainer.fit(Quiet(news), progress=hear, every_s=3600)
     return told
+
+
+def prior_of_ranks(ranks: Ranks, folder: str, sync: str = "") -> list[float]:
+    """The bias of the head at which this rank began, in a short run of all."""
+    run = RunConfig(
+        model=news_model(),
+        batch_size=32,
+        warmup_events=300,
+        sync=LocalSGD(every=2) if sync else AllReduce(),
+    )
+    publication = Publication(Path(folder))
+    trainer = Trainer(run, publication, ranks=ranks, program_cache=CACHE)
+    bias_H = head_bias_of(trainer.learner.net)
+    assert bias_H is not None
+    begun: list[float] = []
+    start = trainer.learner.start_at
+
+    def noted(logit_H: NDArray[np.float32]) -> None:
+        start(logit_H)
+        begun.extend(bias_H.tolist())
+
+    trainer.learner.start_at = noted  # type: ignore[method-assign]
+    trainer.fit(NewsSource(NewsConfig(hours=1, views_per_hour=40, users=30, new_items_per_hour=5)))
+    return begun

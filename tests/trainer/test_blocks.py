@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ class Recorder(Learner):
     calls: list[tuple[str, Batch]] = dataclasses.field(default_factory=list)
     refreshed_ms: list[int] = dataclasses.field(default_factory=list)
 
-    def warm_up(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def warm_up(self, batches: Iterator[Batch], **_: Any) -> Iterator[Batch]:
         """Fit nothing."""
         return batches
 

@@ -248,6 +248,6 @@ def test_without_steps_to_fit_nothing_is_held_back() -> None:
     learner = Learner(RunConfig(model=criteo()))
     assert learner.transforms is not None
     batches = iter(())
-    assert learner.warm_up(batches) is batches
+    assert learner.warm_up(batches, labelled=False) is batches
     steps = [each["steps"] for each in json.loads(learner.transforms.text)["columns"]]
     assert steps == [[{"kind": "log1p"}]] * 13

@@ -90,8 +90,9 @@ class RunConfig:
             Rows are in the store on any, and nodes serve the net on the CPU. A run that goes on
             elsewhere learns the same within rounding, and repeats bit for bit on one of them alone.
         threads: Of torch and of the store's step, of each rank; a part of what repeats bit for bit.
-        warmup_events: First events of a fresh run that transforms of dense features are fitted on
-            before they are learned from, where a feature needs it. 50,000 tell a share to 0.005.
+        warmup_events: First events of a fresh run that are looked at before they are learned from:
+            transforms of dense features are fitted on them, where a feature needs it, and the
+            heads' biases start at their label rate (model/prior.py). 50,000 tell a share to 0.005.
         ahead_bytes: What another thread reads and prepares ahead while a batch is learned, at
             most; 0 reads between steps. 64 MiB hold some chunks of a file, which are read at once.
         publish_every_s: Event time between versions, in seconds: how stale the served model gets.

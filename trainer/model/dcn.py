@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from embertide.trainer.config import ModelConfig
-from embertide.trainer.model.layers import VectorNet, mlp, value_names
+from embertide.trainer.model.layers import VectorNet, bias_of, mlp, value_names
 
 
 def _matrix(width: int, rank: int) -> nn.Module:
@@ -45,6 +45,10 @@ class DcnV2(VectorNet):
                 named[f"cross.{i}.1.weight"] = (values, None)
                 named[f"cross.{i}.1.bias"] = (values,)
         return named
+
+    def head_bias(self) -> Tensor:
+        """Return what is added to the logit of each head, where a fresh net's prior goes; [H]."""
+        return bias_of(self.top)
 
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
         """Return logits_B, or logits_BH of several heads."""

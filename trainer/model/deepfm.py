@@ -35,6 +35,10 @@ class DeepFm(VectorNet):
         values = value_names(self.vector_names, range(1, self.dim))
         return {**super().axes(), "deep.0.weight": (None, values)}
 
+    def head_bias(self) -> Tensor:
+        """Return what is added to the logit of each head, where a fresh net's prior goes; [H]."""
+        return self.bias
+
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
         """Return logits_B."""
         x_BFd = self.inputs(dense_BD, embeddings_BE)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from embertide.trainer.config import ModelConfig
-from embertide.trainer.model.layers import VectorNet, mlp, value_names
+from embertide.trainer.model.layers import VectorNet, bias_of, mlp, value_names
 
 
 class Dlrm(VectorNet):
@@ -37,6 +37,10 @@ class Dlrm(VectorNet):
         pairs = ["*".join(sorted((names[r], names[c]))) for r, c in zip(rows, columns, strict=True)]
         seen = value_names(names[: self.seen_width // self.dim], range(self.dim))
         return {**super().axes(), "top.0.weight": (None, [*seen, *pairs])}
+
+    def head_bias(self) -> Tensor:
+        """Return what is added to the logit of each head, where a fresh net's prior goes; [H]."""
+        return bias_of(self.top)
 
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
         """Return logits_B, or logits_BH of several heads."""

@@ -89,6 +89,10 @@ class HistoryNet(nn.Module):
         named = {f"dlrm.{name}": axes for name, axes in inner.items()}
         return named | {f"columns.{name}": axes for name, axes in self.columns.axes().items()}
 
+    def head_bias(self) -> Tensor:
+        """Return what is added to the logit of each head, where a fresh net's prior goes; [H]."""
+        return self.dlrm.head_bias()
+
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
         """Return logits_B, or logits_BH of several heads."""
         dense_BD, embeddings_BE = self.columns(dense_BD, embeddings_BE)

@@ -26,6 +26,13 @@ def mlp(widths: tuple[int, ...], *, last_relu: bool) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def bias_of(layers: nn.Sequential) -> Tensor:
+    """Return the bias of the last layer."""
+    last = layers[-1]
+    assert isinstance(last, nn.Linear)
+    return last.bias
+
+
 def value_names(vectors: Sequence[str], dims: Iterable[int]) -> list[str]:
     """Return the names of the values of vectors, one vector after the other."""
     return [f"{vector}:{d}" for vector, d in itertools.product(vectors, dims)]

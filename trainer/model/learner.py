@@ -26,6 +26,7 @@ from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.export import evaluating
 from embertide.trainer.model.layers import Columns
 from embertide.trainer.model.loss import Loss
+from embertide.trainer.model.prior import head_bias_of, label_logits, start_at
 from embertide.trainer.model.schedule import Schedule
 from embertide.trainer.model.statistics import Statistics, draw_seed
 from embertide.trainer.model.transforms import make_transforms
@@ -106,6 +107,8 @@ class Learner:
         origin_ms: Time that counts are reckoned from: the first event's, unless it is set before.
         transforms: What is done to DENSE before the net gets it. None: nothing; of a model whose
             features are fitted, they are not yet.
+        is_fresh: Whether the net has its first values, and `warm_up` did not look at events yet.
+        prior_H: Log odds of the labels at which the heads' biases began; None: they did not.
         missing: Dense values learned from that were missing.
         stops: Whether this rank wants the run to stop.
         stopping: Whether any did when the last batch was learned; the same on all ranks.
@@ -127,6 +130,8 @@ class Learner:
         if run.model.dense and not any(feature.fitted for feature in run.model.dense):
             nothing = np.empty((0, len(run.model.dense)), np.float32)
             self.transforms = make_transforms(run.model, nothing)
+        self.is_fresh = True
+        self.prior_H: NDArray[np.float32] | None = None
         self.missing = 0
         # Made on the CPU, so that it begins alike on any.
         self.device = net_device(run.net_device)
@@ -192,27 +197,57 @@ class Learner:
             nothing = np.empty((0, len(dense)), np.float32)
             self.transforms = make_transforms(self.run.model, nothing, columns)
 
-    def warm_up(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Fit the transforms on a stream's first events, unless they are; return all batches.
+    def warm_up(
+        self,
+        batches: Iterator[Batch],
+        *,
+        labelled: bool = True,
+        left_out: Callable[[Batch], NDArray[np.bool_]] | None = None,
+    ) -> Iterator[Batch]:
+        """Look at a stream's first events before any is learned; return all batches.
 
-        At most `warmup_events` and a batch are held, until all of them are taken.
+        The transforms are fitted on them, unless they are; and of a net that has learned nothing
+        the heads' biases start at the label rate, where the net names them and the loss is the
+        cross entropy. At most `warmup_events` and a batch are held, until all of them are taken;
+        where there is nothing to fit, the first batch, as of a live stream the events after it may
+        be long in coming, and a file is learned as a stream is.
+
+        Args:
+            batches: From the first that is learned on.
+            labelled: Whether their labels may be looked at.
+            left_out: Tells which events of a batch are never learned, so that their labels are not
+                looked at; None: no such event.
         """
-        if self.transforms is not None or not self.run.model.dense:
+        fits = self.transforms is None and bool(self.run.model.dense)
+        bias_H = head_bias_of(self.net) if labelled and self.is_fresh else None
+        self.is_fresh = False
+        rates = bias_H is not None and self.run.loss == "bce"
+        if not (fits or rates):
             return batches
+        wanted = self.run.warmup_events if fits else 1
         held, events = list[Batch](), 0
         sample = list[NDArray[np.float32]]()
-        while events < self.run.warmup_events and (batch := next(batches, None)) is not None:
+        while events < wanted and (batch := next(batches, None)) is not None:
             held.append(batch)
             origin = batch.origin
             dense_BD = batch.dense_BD if origin is None else batch.dense_BD[~origin.feedback_B]
             sample.append(dense_BD)
             events += len(dense_BD)
-        if held:
+        if held and fits:
             sample_ND = np.concatenate(sample)
             self.transforms = make_transforms(
                 self.run.model, sample_ND[: self.run.warmup_events], self._fitted
             )
+        if held and rates:
+            self.start_at(label_logits(held, self.run.model.outputs, left_out))
         return itertools.chain(held, batches)
+
+    def start_at(self, logit_H: NDArray[np.float32]) -> None:
+        """Let the biases of the heads have these values; all ranks call it with the same."""
+        bias_H = head_bias_of(self.net)
+        assert bias_H is not None
+        start_at(bias_H, logit_H)
+        self.prior_H = logit_H
 
     def prepare(self, batch: Batch) -> Prepared:
         """Take this rank's part of a batch, and ask for its keys: other ranks, or the SSD.

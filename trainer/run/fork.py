@@ -223,6 +223,7 @@ class _Source:
         empty = {each.name for each in state.run.model.features if each.table not in held}
         carried = carry(self._saved.net, {} if old is None else axes_of(old), learner.net, empty)
         learner.net.load_state_dict(carried.tensors)
+        learner.is_fresh = False
         if old is not None and not carried.grown and not carried.fresh:
             state_of_net = dict(self._saved.optimizer)
             if not (keep_place and self._optimizer.schedule == state.run.optimizer.schedule):

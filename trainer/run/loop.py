@@ -458,9 +458,16 @@ class Trainer:
         progress: Callable[[Progress], None] | None,
         every_s: float,
     ) -> None:
-        batches = self.learner.warm_up(batches)
+        is_fresh = self.learner.is_fresh
+        batches = self.learner.warm_up(
+            batches,
+            labelled=not source.joined,
+            left_out=self.state.monitor.is_held_out if self.run.evaluation.hold_out else None,
+        )
         if self._apart is not None and self.learner.transforms is not None:
             self._apart.command("transforms", self.learner.transforms.text)
+        if self._apart is not None and is_fresh and self.learner.prior_H is not None:
+            self._apart.command("prior", self.learner.prior_H.tolist())
         self.versions.transforms_are_fitted()
         began, begun_at = time.monotonic(), self.state.events
         begun_done = self.state.done
@@ -774,6 +781,8 @@ class Trainer:
             if command.name == "transforms":
                 self.learner.transforms = _store.Transforms(command.value)
                 self.versions.transforms_are_fitted()
+            elif command.name == "prior":
+                self.learner.start_at(np.array(command.value, np.float32))
             elif command.name == "average":
                 apart.average(optimizers=False)
             elif command.name == "progress":

@@ -9,8 +9,8 @@ from embertide.trainer.config import RunConfig
 from embertide.trainer.data.history import History
 from embertide.trainer.data.labels import DelayedLabelBuffer
 from embertide.trainer.eval.heads import Heads
-from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.eval.monitor import Monitor
+from embertide.trainer.eval.prequential import Prequential
 from embertide.trainer.model.learner import Learner
 from embertide.trainer.model.own import check_fit
 from embertide.trainer.publish.folder import VersionId
@@ -101,6 +101,7 @@ class RunState:
         found.restore_rows(self.rows)
         self.learner.transforms = found.transforms()
         self.learner.net.load_state_dict(saved.net)
+        self.learner.is_fresh = False
         self.learner.load_optimizer(saved.optimizer)
         if saved.config.get("sync", {}).get("strategy") == self.run.sync.strategy:
             self.learner.sync.restore(found.sync_states())
