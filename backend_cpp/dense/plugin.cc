@@ -7,12 +7,15 @@
 // Of a net of several heads "format" is 2, "heads" their number, and the outputs one score_B each.
 // With "one_sample": true there is a second program of that name, of the same inputs, which is fast
 // for one sample and takes no more (trainer/model/one_sample.py).
-// With "context": {"dense": [[begin, end], ..], "embeddings": [..], "direct": [name, ..],
-// "prepared": [[..], ..]} those columns are the user's, and there are the program "context" and, if
-// a tensor is prepared, "prepare" (trainer/model/rewrite/package.py). "prepare" takes the
-// parameters and gives tensors of the shapes said. "context" takes context_dense,
-// context_embeddings, candidate_dense, candidate_embeddings, the user of each candidate (int64),
-// the direct parameters and the prepared tensors; its outputs are as those of the other.
+// With "products": n there is a program "products" of the same inputs, whose larger products are
+// oneDNN's and not MKL's: where MKL is slow, n samples and more gain by it
+// (trainer/model/products.py). With "context": {"dense": [[begin, end], ..], "embeddings": [..],
+// "direct": [name, ..], "prepared": [[..], ..]} those columns are the user's, and there are the
+// program "context" and, if a tensor is prepared, "prepare" (trainer/model/rewrite/package.py).
+// "prepare" takes the parameters and gives tensors of the shapes said. "context" takes
+// context_dense, context_embeddings, candidate_dense, candidate_embeddings, the user of each
+// candidate (int64), the direct parameters and the prepared tensors; its outputs are as those of
+// the other.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
@@ -47,9 +50,38 @@ struct Loader : torch::inductor::AOTIModelPackageLoader {
       : AOTIModelPackageLoader(package, name, /*run_single_threaded=*/true, /*num_runners=*/1) {}
 };
 
+// MKL leaves AVX-512 of AMD's CPUs unused; oneDNN has half of its time there.
+bool MklIsSlow() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amd") != 0 && __builtin_cpu_supports("avx512f") != 0;
+#else
+  return false;
+#endif
+}
+
+// A program, and one that is faster for many rows.
+class BySize {
+ public:
+  BySize(const char* package, const char* name) : few_(package, name) {}
+  // `json` may say from how many rows on there is another program.
+  void TakeProducts(const char* package, const char* name, const embertide::Json& json) {
+    if (!MklIsSlow() || !json.contains("products")) return;
+    first_ = json.at("products");
+    many_.emplace(package, name);
+  }
+  Loader& any() { return few_; }
+  Loader& Of(int64_t rows) { return many_ && rows >= first_ ? *many_ : few_; }
+
+ private:
+  Loader few_;
+  std::optional<Loader> many_;
+  int64_t first_ = 0;
+};
+
 // The programs for users and candidates.
 struct ContextPrograms {
-  std::optional<Loader> run;
+  std::optional<BySize> run;
   mutable std::mutex preparing;  // versions may be loaded by several threads
   mutable std::optional<Loader> prepare;
   std::vector<uint8_t> dense;  // by column: 1 for the user's
@@ -61,8 +93,8 @@ struct ContextPrograms {
 }  // namespace
 
 struct EmbertideDenseProgram {
-  explicit EmbertideDenseProgram(const char* package) : loader(package, "model") {}
-  Loader loader;
+  explicit EmbertideDenseProgram(const char* package) : program(package, "model") {}
+  BySize program;
   std::optional<Loader> one_sample;
   std::unique_ptr<ContextPrograms> contexts;  // null without
   EmbertideDenseShape shape{};
@@ -125,6 +157,7 @@ void ReadContexts(const char* package, const embertide::Json& json,
   }
   for (const auto& shape : json.at("prepared")) contexts->prepared.push_back(shape);
   contexts->run.emplace(package, "context");
+  contexts->run->TakeProducts(package, "context_products", json);
   if (!contexts->prepared.empty()) contexts->prepare.emplace(package, "prepare");
   program->shape.context_dense = contexts->dense.data();
   program->shape.context_embeddings = contexts->embeddings.data();
@@ -132,7 +165,7 @@ void ReadContexts(const char* package, const embertide::Json& json,
 }
 
 void ReadDescription(const char* package, EmbertideDenseProgram* program) {
-  const auto metadata = program->loader.get_metadata();
+  const auto metadata = program->program.any().get_metadata();
   const auto found = metadata.find("embertide");
   if (found == metadata.end()) {
     throw Rejected("the package has no \"embertide\" metadata: make it with export-dense");
@@ -150,6 +183,7 @@ void ReadDescription(const char* package, EmbertideDenseProgram* program) {
   for (const auto& each : json.at("parameters")) {
     program->parameters.push_back({each.at("name"), each.at("shape")});
   }
+  program->program.TakeProducts(package, "products", json);
   if (json.value("one_sample", false)) program->one_sample.emplace(package, "one_sample");
   if (json.contains("context")) ReadContexts(package, json.at("context"), program);
 }
@@ -261,7 +295,8 @@ int Run(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights, in
     inputs.push_back(view(dense, program->shape.dense_features));
     inputs.push_back(view(embeddings, program->shape.embedding_dim));
     inputs.insert(inputs.end(), weights->tensors.begin(), weights->tensors.end());
-    Loader& runs = batch == 1 && program->one_sample ? *program->one_sample : program->loader;
+    Loader& runs =
+        batch == 1 && program->one_sample ? *program->one_sample : program->program.Of(batch);
     TakeScores(runs.boxed_run(std::move(inputs)), program->shape.heads, batch, scores);
   });
 }
@@ -287,8 +322,8 @@ int RunContexts(EmbertideDenseProgram* program, const EmbertideDenseWeights* wei
     inputs.push_back(
         at::from_blob(const_cast<int64_t*>(request->user_of), {request->candidates}, at::kLong));
     inputs.insert(inputs.end(), weights->of_contexts.begin(), weights->of_contexts.end());
-    TakeScores(contexts.run->boxed_run(std::move(inputs)), program->shape.heads,
-               request->candidates, scores);
+    TakeScores(contexts.run->Of(request->candidates).boxed_run(std::move(inputs)),
+               program->shape.heads, request->candidates, scores);
   });
 }
 

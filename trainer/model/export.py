@@ -3,8 +3,8 @@
 One package serves every version: nothing is swapped, folded or locked; a run is handed the weights
 of the version that it is pinned to (DESIGN.md section 6). The package describes itself in its
 metadata under "embertide" (backend_cpp/dense/plugin.cc reads it). Of a net with large layers it has
-a second program, for one sample (one_sample.py); of a model with contexts, two more, for requests
-of users and candidates (rewrite/package.py).
+more programs: for one sample (one_sample.py) and for many (products.py); of a model with contexts,
+for requests of users and candidates (rewrite/package.py).
 """
 
 import atexit
@@ -18,7 +18,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from embertide import trainer
 from embertide._common import private
 from embertide._common.room import free_bytes, is_no_room, no_room
 from embertide.trainer.errors import FinalError
-from embertide.trainer.model import one_sample
+from embertide.trainer.model import one_sample, products
 from embertide.trainer.model.quiet import quiet_torch
 from embertide.trainer.model.rewrite.package import COSTS, column_ranges, context_programs
 from embertide.trainer.model.rewrite.reading import Contexts
@@ -115,8 +115,9 @@ def _description(
     dense_features: int,
     embedding_dim: int,
     heads: int,
-    programs: Iterable[str],
+    programs: Programs,
 ) -> dict[str, Any]:
+    first = products.first_batch(programs[_ANY_BATCH])
     parameters = [{"name": name, "shape": list(tensor.shape)} for name, tensor in tensors.items()]
     return {
         # Nodes of before there were several read all others.
@@ -126,6 +127,7 @@ def _description(
         **({} if heads == 1 else {"heads": heads}),
         # Nodes of before there was one run the other.
         **({one_sample.NAME: True} if one_sample.NAME in programs else {}),
+        **({products.NAME: first} if first else {}),
         "parameters": parameters,
     }
 
@@ -245,7 +247,7 @@ def _programs(
     embedding_dim: int,
     heads: int,
 ) -> Programs:
-    """Return the exported programs of a package by name: of any batch, and of one sample."""
+    """Return the exported programs of a package by name: of any batch, of many, of one sample."""
     functional = _Functional(module, list(tensors), heads).eval()
     weights = tuple(tensor.clone() for tensor in tensors.values())
 
@@ -255,6 +257,8 @@ def _programs(
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
     shapes: Any = ({0: batch}, {0: batch}, tuple({} for _ in tensors))
     programs = {_ANY_BATCH: torch.export.export(functional, example(3), dynamic_shapes=shapes)}
+    if products.first_batch(programs[_ANY_BATCH]):
+        programs[products.NAME] = products.of(programs[_ANY_BATCH])
     if one_sample.gains(programs[_ANY_BATCH]):
         programs[one_sample.NAME] = one_sample.of(torch.export.export(functional, example(1)))
     return programs
@@ -316,7 +320,8 @@ def _compile(programs: Programs, *, cpu: str, description: str) -> bytes:
                 more = one_sample.SETTINGS if name == one_sample.NAME else {}
                 inputs = program.example_inputs[0]
                 graph = program.module(check_guards=False)
-                compiled[name] = inductor.aot_compile(graph, inputs, options=settings | more)
+                with products.compiled():
+                    compiled[name] = inductor.aot_compile(graph, inputs, options=settings | more)
             inductor.package.package_aoti(package, compiled)
     except Exception as error:
         if is_no_room(error):

@@ -1,8 +1,9 @@
 """The programs of a package for requests with contexts: what a node runs beside the plain one.
 
-A package (model/export.py) of a net with contexts has two programs more: CONTEXT scores U users and
-B candidates, PREPARE makes once a version the tensors that CONTEXT takes beside the version's own.
-The node's side is backend_cpp/dense/plugin.cc.
+A package (model/export.py) of a net with contexts has more programs: CONTEXT scores U users and B
+candidates, PRODUCTS does so where there are many (model/products.py), and PREPARE makes once a
+version the tensors that both take beside the version's own. The node's side is
+backend_cpp/dense/plugin.cc.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from embertide.trainer.config import ModelConfig
 from embertide.trainer.config.context import context_columns
+from embertide.trainer.model import products
 from embertide.trainer.model.rewrite import programs, reading
 from embertide.trainer.model.rewrite.check import Check
 from embertide.trainer.model.rewrite.costs import MeasuredCosts
@@ -23,7 +25,7 @@ from embertide.trainer.model.rewrite.graph import RewriteError
 from embertide.trainer.model.rewrite.reading import Contexts
 from embertide.trainer.model.rewrite.search import search
 
-CONTEXT, PREPARE = "context", "prepare"
+CONTEXT, PRODUCTS, PREPARE = "context", "context_products", "prepare"
 COSTS = "costs.json"
 CANDIDATES = 256
 """Of one user, in the request that costs are of."""
@@ -35,9 +37,11 @@ class ContextPrograms:
     """Programs for requests with contexts, and what a node has to know of them.
 
     Attributes:
-        programs: Exported, by name: CONTEXT, and PREPARE where it takes prepared tensors.
-        description: Of both, for the package's metadata: names of the tensors that are taken as
-            they are, and shapes of those that PREPARE gives, in the order of CONTEXT's inputs.
+        programs: Exported, by name: CONTEXT; PRODUCTS of a net with larger layers; and PREPARE
+            where they take prepared tensors.
+        description: Of them, for the package's metadata: names of the tensors that are taken as
+            they are, and shapes of those that PREPARE gives, in the order of CONTEXT's inputs; and
+            how many candidates PRODUCTS is for.
     """
 
     programs: dict[str, torch.export.ExportedProgram]
@@ -66,6 +70,9 @@ def context_programs(
     known.save()
     taken = programs.tensors_of(found)
     run = {CONTEXT: programs.exported_run(found, contexts, tensors)}
+    first = products.first_batch(run[CONTEXT], programs.CANDIDATES_INPUT)
+    if first:
+        run[PRODUCTS] = products.of(run[CONTEXT], programs.CANDIDATES_INPUT)
     prepared: tuple[Tensor, ...] = ()
     if taken.prepared:
         prepare = programs.Prepare(found, tensors).eval()
@@ -79,6 +86,7 @@ def context_programs(
             **column_ranges(contexts),
             "direct": list(taken.direct),
             "prepared": [list(each.shape) for each in prepared],
+            **({products.NAME: first} if first else {}),
         },
     )
 

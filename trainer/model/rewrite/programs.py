@@ -21,6 +21,9 @@ from embertide.trainer.model.rewrite.graph import (
 )
 from embertide.trainer.model.rewrite.reading import INPUTS, Contexts
 
+CANDIDATES_INPUT = INPUTS.index("candidate_embeddings")
+"""The place of an input that has a row a candidate."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Tensors:

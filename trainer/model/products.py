@@ -1,0 +1,85 @@
+"""A net's program for many samples: products of its larger layers by oneDNN.
+
+AOTInductor gives products of matrices to MKL, which does not use AVX-512 on AMD's CPUs: 105 GFLOP/s
+of one core of a Zen 5, where oneDNN reaches 235 by the same weights, not packed. A call of oneDNN
+takes some 10 us, so small products are left as they are, and few samples have the other program
+(docs/results/serve.md). Where MKL uses all that the CPU has, nodes run the other program alone.
+"""
+
+import contextlib
+import copy
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+NAME = "products"
+_LINEAR: Any = torch.ops.aten.linear.default
+_ONEDNN: Any = torch.ops.mkldnn._linear_pointwise.default
+# Products of a row with so many weights or more are oneDNN's.
+MIN_WEIGHTS = 1 << 13
+# What a call takes beyond MKL's, in multiplications that oneDNN saves half of the time of.
+_CALL = 950_000
+
+
+def _larger(program: torch.export.ExportedProgram, rows: int) -> list[Any]:
+    """Return the layers that are worth it, of as many rows as an input of the program has.
+
+    Nodes of torch.fx, whose arguments are not typed by use.
+    """
+    nodes: list[Any] = list(program.graph.nodes)
+    name = program.graph_signature.user_inputs[rows]
+    (given,) = (node for node in nodes if node.op == "placeholder" and node.name == name)
+    symbols = given.meta["val"].shape[0].node.expr.free_symbols
+    return [
+        node
+        for node in nodes
+        if node.target == _LINEAR
+        and node.args[1].meta["val"].numel() >= MIN_WEIGHTS
+        and node.meta["val"].dtype == torch.float32
+        and _has(node.meta["val"].shape[0], symbols)
+    ]
+
+
+def _has(size: Any, symbols: set[Any]) -> bool:
+    return isinstance(size, torch.SymInt) and bool(size.node.expr.free_symbols & symbols)
+
+
+def first_batch(program: torch.export.ExportedProgram, rows: int = 0) -> int | None:
+    """Return how many rows of an input (by place) a net gains from; None: it never does."""
+    weights = [node.args[1].meta["val"].numel() for node in _larger(program, rows)]
+    return math.ceil(len(weights) * _CALL / sum(weights)) if weights else None
+
+
+def of(program: torch.export.ExportedProgram, rows: int = 0) -> torch.export.ExportedProgram:
+    """Return a program whose larger layers, of as many rows as an input, are oneDNN's."""
+    made = copy.deepcopy(program)
+    for node in _larger(made, rows):
+        x, weight, *bias = node.args
+        node.target = _ONEDNN
+        node.args = (x, weight, bias[0] if bias else None, "none", [], "")
+    made.graph_module.recompile()
+    return made
+
+
+@contextlib.contextmanager
+def compiled() -> Iterator[None]:
+    """Have torch compile such programs in `with`, which it refuses where weights are inputs.
+
+    Its own way to compile the operator asks for constants, as it may choose a product that packs
+    them; ours always calls oneDNN.
+    """
+    from torch._inductor import lowering, mkldnn_ir  # here, for they take seconds
+
+    ours = {
+        _ONEDNN: mkldnn_ir.LinearUnary.create,
+        # Torch puts a sum behind a layer into its call.
+        torch.ops.mkldnn._linear_pointwise.binary: mkldnn_ir.LinearBinary.create,
+    }
+    before = {operator: lowering.lowerings[operator] for operator in ours}
+    lowering.lowerings |= ours
+    try:
+        yield
+    finally:
+        lowering.lowerings |= before
