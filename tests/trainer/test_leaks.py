@@ -222,6 +222,17 @@ def test_a_column_that_a_person_names_stays_in(tmp_path: Path) -> None:
     assert "outcome" in given.source.schema.columns
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_a_label_of_numbers_may_be_compared_as_text(tmp_path: Path, dtype: type) -> None:
+    """As a person may ask; no row equals the text here, so `init` says that none is positive."""
+    rng, label_N = drawn(1)
+    columns = {"item": rng.integers(0, 9, len(label_N)), "rating": label_N.astype(dtype)}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    done = init(tmp_path / "a.parquet", tmp_path / "run.py", "--positive", "== yes")
+    assert done.exit_code in (0, 2), done.output
+    assert "Error" not in repr(done.exception), done.exception
+
+
 def test_a_file_whose_only_key_is_a_leak_is_refused_with_the_reason(tmp_path: Path) -> None:
     rng, label_N = drawn(1)
     table = {"outcome": outcome(rng, label_N), "clicked": label_N.astype(np.int64)}

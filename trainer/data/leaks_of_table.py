@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from embertide._common.quoting import shown
-from embertide.trainer.data.arrow import plain, split
+from embertide.trainer.data.arrow import is_text, plain, split
 from embertide.trainer.data.assemble import hash_strings
 from embertide.trainer.data.base import MISSING_KEY, Positive
 from embertide.trainer.data.columns import time_values
@@ -101,7 +101,7 @@ def _labels(column: Any, positive: str) -> tuple[NDArray[np.bool_], NDArray[np.b
     """Return which rows have a label, and whether it is 1."""
     array = plain(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
     if positive and Positive.of(positive).is_text:
-        words = array.cast(pa.large_binary())
+        words = _words(array)
         there = pc.is_valid(words).to_numpy(zero_copy_only=False)
         text_N = np.asarray(pc.fill_null(words, b"").to_pylist(), np.object_)
         return there, Positive.of(positive).holds(text_N)
@@ -118,7 +118,7 @@ def _sampled(column: Any, choice: Choice, found: Guess) -> SampledColumn | None:
     array = plain(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
     if choice.role == "list":
         if not facts.nested:
-            array = plain(split(array.cast(pa.large_binary()), facts.separator or "|"))
+            array = plain(split(_words(array), facts.separator or "|"))
         sizes_N = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
         return SampledColumn(
             name=name, items_M=_keys(array.flatten()), sizes_N=sizes_N.astype(np.int64)
@@ -133,6 +133,13 @@ def _sampled(column: Any, choice: Choice, found: Guess) -> SampledColumn | None:
             name=name, keys_N=_keys(array), unit_ms=unit_ms if facts.kind == "int" else 0.0
         )
     return None
+
+
+def _words(array: Any) -> Any:
+    """Return text as bytes; numbers, which a person may have called text, as they are printed."""
+    if is_text(array.type):
+        return array.cast(pa.large_binary())
+    return array.cast(pa.large_string()).cast(pa.large_binary())
 
 
 def _keys(array: Any) -> NDArray[np.int64]:
