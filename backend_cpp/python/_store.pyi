@@ -260,6 +260,9 @@ class TrainingStore(Store):
     def release_rows(self, keys: Sequence[tuple[int, NDArray[np.int64]]]) -> None:
         """Let go of what one call of `hold_rows` has held."""
 
+    def hold_bytes_of(self, table: int) -> int:
+        """Return what a row of a table counts when it is held: its bytes in pages of DDR."""
+
     def held(self) -> tuple[int, int, int]:
         """Return (keys that are held, bytes that whole rows of them take, bytes that they may)."""
 

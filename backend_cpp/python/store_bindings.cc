@@ -527,6 +527,14 @@ void BindStore(py::module_& m) {
             ThrowIfError(store->ReleaseRows(of));
           },
           py::arg("keys"))
+      .def("hold_bytes_of",
+           [](const TrainingStore& store, uint32_t table) {
+             if (table >= store.options().tables.size()) {
+               throw BindingError{
+                   {Code::kInvalidArgument, "table " + std::to_string(table) + " does not exist"}};
+             }
+             return store.HoldBytes(table);
+           })
       .def("held",
            [](const TrainingStore& store) {
              const TrainingStore::HeldSize held = store.Held();

@@ -12,6 +12,11 @@ namespace {
 // Keys of one hold of a pool's writer: well under a millisecond.
 constexpr size_t kTurnKeys = 8192;
 
+uint64_t BytesOf(const StoreState& store, const RowPool& pool, const Table& table) {
+  const RowLayout& layout = table.config.layout;
+  return pool.PageBytesOf(layout.PayloadBytes(layout.full_mask()), store.AuxBytes(table));
+}
+
 // Calls visit(table, key, bytes of its whole row) for the keys of a pool, in turns of its writer,
 // in the order of the call, and begin() before each turn, until one of them fails. Returns how many
 // keys were seen to.
@@ -22,9 +27,7 @@ size_t ForKeysOf(const StoreState& store, RowPool* pool, std::span<const TableKe
   for (const TableKeys& each : keys) {
     const Table& table = store.tables[each.table];
     if (std::ranges::find(pool->tables, each.table) == pool->tables.end()) continue;
-    const RowLayout& layout = table.config.layout;
-    const uint64_t bytes =
-        pool->PageBytesOf(layout.PayloadBytes(layout.full_mask()), store.AuxBytes(table));
+    const uint64_t bytes = BytesOf(store, *pool, table);
     for (size_t k = 0; k < each.keys.size() && seen < most;) {
       const std::lock_guard writer(pool->writer);
       const size_t end = std::min(each.keys.size(), k + kTurnKeys);
@@ -121,6 +124,11 @@ Status TrainingStore::ReleaseRows(std::span<const TableKeys> keys) {
         });
   }
   return wrong;
+}
+
+uint64_t TrainingStore::HoldBytes(uint32_t t) const {
+  const Table& table = impl_->store.tables[t];
+  return BytesOf(impl_->store, *impl_->store.PoolOf(table, 0), table);
 }
 
 TrainingStore::HeldSize TrainingStore::Held() const {

@@ -194,6 +194,7 @@ TEST_F(HoldsTest, HoldsAreCountedPerKeyAndReleasedInAnyOrder) {
   // 128 of payload, an Adagrad row's 16 beside it, and what a page has left over.
   EXPECT_GE(held.bytes, 4U * 128);
   EXPECT_LT(held.bytes, 4U * 200);
+  EXPECT_EQ(held.bytes, 4 * store_->HoldBytes(0));
   EXPECT_TRUE(store_->ReleaseRows(of).ok());
   EXPECT_EQ(store_->Held().rows, 4U) << "the other batch holds them";
   EXPECT_TRUE(store_->ReleaseRows(of).ok());

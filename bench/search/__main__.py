@@ -1,8 +1,10 @@
 """The simulator of a step and the search for a plan of ranks: `make bench-search PARTS="tiny"`.
 
-Profiles are drawn or assumed (bench/search/profiles.py), so no part needs ranks that run.
+Profiles are drawn or assumed (bench/search/profiles.py), so no part needs ranks that run. `pipe`
+measures steps over an SSD (bench/search/pipe.py), with nothing else at work.
 """
 
+import argparse
 import math
 import random
 import statistics
@@ -11,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from bench import parts, report
+from bench.search import pipe
 from bench.search.profiles import criteo, tiny
 from embertide.trainer.config import Codecs
 from embertide.trainer.config.sync import AllReduce
@@ -194,12 +197,21 @@ def _larger(_: object) -> Iterable[report.Row]:
     )
 
 
+def _options() -> argparse.ArgumentParser:
+    more = argparse.ArgumentParser(add_help=False)
+    more.add_argument("--rows", type=int, default=200_000, help="of a table, for pipe")
+    more.add_argument("--steps", type=int, default=40, help="of a turn, for pipe")
+    return more
+
+
 if __name__ == "__main__":
     sys.exit(
         parts.main(
             "bench.search",
             "The search for a plan",
-            {"simulator": _simulator, "tiny": _tiny, "larger": _larger},
+            {"simulator": _simulator, "tiny": _tiny, "larger": _larger, "pipe": pipe.run},
             __doc__,
+            _options(),
+            usual=("simulator", "tiny", "larger"),
         )
     )

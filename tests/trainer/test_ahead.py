@@ -65,3 +65,25 @@ def test_leaving_early_ends_the_thread() -> None:
     with read_ahead(NEWS.batches(batch_size=1), 1) as ahead:
         next(ahead)
     assert readers() == 0
+
+
+def test_work_that_waits_is_done_while_there_is_nothing_to_read() -> None:
+    done = list[int]()
+    work_is_done = threading.Event()
+
+    def batches() -> Iterator[Batch]:
+        first, second, *_ = NEWS.batches(batch_size=1)
+        yield first
+        assert work_is_done.wait(10)
+        yield second
+
+    def meanwhile() -> bool:
+        done.append(len(done))
+        if len(done) < 3:
+            return True
+        work_is_done.set()
+        return False
+
+    with read_ahead(batches(), 1 << 20, meanwhile=meanwhile) as ahead:
+        assert len(list(ahead)) == 2
+    assert len(done) >= 3

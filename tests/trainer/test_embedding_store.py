@@ -167,7 +167,7 @@ def test_rows_on_the_ssd_learn_as_rows_in_memory_do(tmp_path: Path) -> None:
         for rows in (in_memory, small):
             read = [rows.stats()["promotions"]]
             if step % 2:
-                rows.bring(keys_BF)
+                rows.bring(rows.table_keys(keys_BF))
             read.append(rows.stats()["promotions"])
             (rows(keys_BF) * gradient).sum().backward()
             rows.step()

@@ -106,6 +106,13 @@ class _Page(Collector):
                 "For how long storage has lacked something.",
                 newest.storage_behind_s,
             )
+        if newest.window:
+            window = GaugeMetricFamily(
+                PREFIX + "window", "Of rows held for batches read ahead.", labels=["what"]
+            )
+            for what, value in newest.window.items():
+                window.add_metric([what], value)
+            yield window
         yield from _of_ranks(newest)
         yield from _quality(newest)
 

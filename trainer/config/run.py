@@ -16,6 +16,9 @@ NetDtype = Literal["fp32", "bf16", "bf16_emulated"]
 NetDevice = Literal["auto", "cpu", "cuda"]
 Codec = Literal["fp32", "bf16", "fp16", "int8"]  # of what ranks exchange
 
+MOST_HELD_BATCHES = 64
+"""Batches of a window, at most: more would only hold rows, and delay what is learned."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PublishBudget:
@@ -118,6 +121,11 @@ class RunConfig:
             is refused and counted where there is no SSD.
         ssd_budget_bytes: Disk for rows that memory does not hold; 0 does without.
         ssd_directory: Where they lie; needed with a budget.
+        hold_bytes: Of `ddr_budget_bytes`, at most half: what the rows of batches that were read
+            ahead may take, which are brought from the SSD and held until these are learned. 0: rows
+            of the next batch are brought, and none is held.
+        hold_batches: How many batches ahead; 0: as many as the drive needs to keep up with the net,
+            and as fit. More than 0 is refused where the rows of so many may not fit.
         most_set_aside: Batches in a row that may be put aside, as they would make the net not
             finite; one more ends the run.
         codecs: How rows and gradients travel between ranks; of no matter to one rank.
@@ -159,6 +167,8 @@ class RunConfig:
     ddr_budget_bytes: int = free(4 << 30)
     ssd_budget_bytes: int = free(0)
     ssd_directory: str = free("")
+    hold_bytes: int = free(0)
+    hold_batches: int = free(0)
     most_set_aside: int = free(20)
     codecs: Codecs = dataclasses.field(default_factory=Codecs)
     sync: Sync = dataclasses.field(default_factory=AllReduce, metadata={CHANGE: ALLOWED})
@@ -215,6 +225,37 @@ class RunConfig:
         self.evaluation.check({each.name: each.keys for each in self.model.features})
         if self.ahead_bytes < 0:
             raise ValueError(f"ahead_bytes is {self.ahead_bytes}; 0 reads between steps")
+        self._check_holds()
+
+    def _check_holds(self) -> None:
+        """Refuse a window that cannot be."""
+        given, half = f"hold_bytes is {self.hold_bytes}", self.ddr_budget_bytes // 2
+        if self.hold_bytes < 0 or not 0 <= self.hold_batches <= MOST_HELD_BATCHES:
+            raise ValueError(
+                f"{given}, hold_batches {self.hold_batches}; give 0 or more bytes, and 0 to"
+                f" {MOST_HELD_BATCHES} batches"
+            )
+        if self.hold_bytes == 0:
+            if self.hold_batches > 0:
+                raise ValueError(
+                    f"hold_batches is {self.hold_batches} and hold_bytes 0, which holds no rows:"
+                    " give bytes, too"
+                )
+            return
+        if self.ssd_budget_bytes == 0:
+            raise ValueError(f"{given}, and without an SSD no row leaves DDR: leave it out")
+        if self.hold_bytes > half:
+            raise ValueError(
+                f"{given}, more than half of ddr_budget_bytes: other rows need room, too; give at"
+                f" most {half}, or more DDR"
+            )
+        if self.ahead_bytes == 0:
+            raise ValueError(f"{given}, and ahead_bytes 0, which reads no batch ahead: give more")
+        if self.labels is not None or self.negative_rate < 1:
+            raise ValueError(
+                f"{given}, and with late labels or negative_rate what is learned is known only when"
+                " its turn has come: leave one of them out"
+            )
 
     @property
     def loss_name(self) -> str:

@@ -52,10 +52,14 @@ class _Ahead:
             self._ended = True
             self._changed.notify_all()
 
-    def given(self, ends: Callable[[], bool]) -> Iterator[Batch]:
+    def given(self, ends: Callable[[], bool], meanwhile: Callable[[], bool]) -> Iterator[Batch]:
         """Yield what was read; the reader's error comes after the batches before it."""
         while True:
             tend()  # should the reader's thread not have started
+            with self._changed:
+                nothing = not self._ended and not self._waiting
+            if nothing and meanwhile():
+                continue
             with self._changed:
                 there = self._changed.wait_for(lambda: self._ended or bool(self._waiting), _ASK_S)
                 if there and not self._waiting:
@@ -81,7 +85,10 @@ class _Ahead:
 
 @contextlib.contextmanager
 def read_ahead(
-    batches: Iterator[Batch], max_bytes: int, ends: Callable[[], bool] = lambda: False
+    batches: Iterator[Batch],
+    max_bytes: int,
+    ends: Callable[[], bool] = lambda: False,
+    meanwhile: Callable[[], bool] = lambda: False,
 ) -> Iterator[Iterator[Batch]]:
     """Gives the same batches, read in a thread of their own; at the end the thread stops.
 
@@ -93,6 +100,8 @@ def read_ahead(
         max_bytes: What waits, at most, but for one batch. 0 reads in the caller's thread.
         ends: Asked now and then while there is nothing to read, in the caller's thread: whether to
             wait no longer.
+        meanwhile: Called in the caller's thread when there is nothing to read yet: does a piece of
+            work that waits for more, and returns whether there was one.
     """
     if max_bytes == 0:
         yield batches
@@ -100,7 +109,7 @@ def read_ahead(
     ahead = _Ahead(batches, max_bytes)
     ahead.task.start()
     try:
-        yield ahead.given(ends)
+        yield ahead.given(ends, meanwhile)
     finally:
         ahead.leave()
         ahead.task.stop(_LEAVE_S)

@@ -39,6 +39,9 @@ from embertide.trainer.sync.ranks import Ranks
 from embertide.trainer.sync.row_server import RowServer, ServedExchange
 
 Keys = NDArray[np.int64]
+TableKeys = list[tuple[int, Keys]]
+"""Keys of tables, by their places: what a pass looks up."""
+
 _MAX_THREADS = 64  # that the store shares a step by
 # Of so many steps one says what is at stake, by its first so many samples: they say enough.
 _STAKE_EVERY, _STAKE_SAMPLES = 4, 1024
@@ -147,6 +150,8 @@ class EmbeddingStore(nn.Module):
             `Ranks.join()` names those that torchrun started; None: this process alone.
         ownership: Who owns which bucket; None: a balanced plan.
         codecs: How rows and gradients travel.
+        hold_bytes: Of the DDR budget, what rows may take that are held there for passes to come; 0:
+            none is held.
         max_staleness: Ranks learn whole batches by themselves, and the gradients of so many may
             come between the time when a batch reads rows and its own; None: ranks take every step
             together.
@@ -170,6 +175,7 @@ class EmbeddingStore(nn.Module):
         ssd_directory: str = "",
         new_row_accesses: int = 1,
         prune: PruneConfig | None = None,
+        hold_bytes: int = 0,
         max_staleness: int | None = None,
     ) -> None:
         """Open the store."""
@@ -186,6 +192,7 @@ class EmbeddingStore(nn.Module):
             ssd_directory=ssd_directory,
             new_row_accesses=new_row_accesses,
             optimizer=self.optimizer.name,
+            hold_bytes=hold_bytes,
             **_pruning(config, prune, (ranks or Ranks.alone()).size),
         )
         self.prune = prune
@@ -293,23 +300,50 @@ class EmbeddingStore(nn.Module):
         ]
         return self._taking(partial(self._of_keys, keys_FB), out, None, places)
 
-    def bring(self, keys_BF: Keys | None = None, bags_F: Sequence[Bags] | None = None) -> None:
-        """Bring rows of a pass that is to come from the SSD to memory, if there is an SSD.
-
-        They are then read once, many at a time, and not by `forward` and by `step`, but for the
-        few that leave again before those come to them. No value depends on it. May be called by
-        another thread, for one pass ahead of those that are learned.
-
-        Raises:
-            StoreError: A row cannot be read, or there is no room; the others were brought.
-        """
-        if not self._on_ssd or self.exchange is not None:
-            return
+    def table_keys(
+        self, keys_BF: Keys | None = None, bags_F: Sequence[Bags] | None = None
+    ) -> TableKeys:
+        """Return the keys of a pass, `forward`'s or `pool`'s, for `hold`, `bring` and `release`."""
         if bags_F is not None:
             keys_F = [bags.keys_N for bags in bags_F]
         else:
             keys_F = list(np.ascontiguousarray(np.asarray(keys_BF, np.int64).T))
-        self.store.bring_rows(list(zip(self._tables, keys_F, strict=True)))
+        return list(zip(self._tables, keys_F, strict=True))
+
+    def bring(self, keys: TableKeys) -> None:
+        """Bring rows of passes that are to come from the SSD to memory, if there is an SSD.
+
+        They are then read once, many at a time, and not by `forward` and by `step`, but for the
+        few that leave again before those come to them; rows that are held stay. No value depends on
+        it. May be called by another thread.
+
+        Raises:
+            StoreError: A row cannot be read, or there is no room; the others were brought.
+        """
+        if self._on_ssd and self.exchange is None:
+            self.store.bring_rows(keys)
+
+    def hold(self, keys: TableKeys) -> bool:
+        """Have the rows of these keys stay in memory, once they are there, until `release`.
+
+        False: they do not fit `hold_bytes`, or what index and directories leave of DDR; none is
+        held by this call. May be called by another thread.
+        """
+        try:
+            self.store.hold_rows(keys)
+        except _store.StoreError as error:
+            if error.code != "RESOURCE_EXHAUSTED":
+                raise
+            return False
+        return True
+
+    def release(self, keys: TableKeys) -> None:
+        """Let go of what one call of `hold` has held."""
+        self.store.release_rows(keys)
+
+    def hold_bytes_of_event(self) -> int:
+        """Return what the rows of an event with one key a column may take while they are held."""
+        return sum(self.store.hold_bytes_of(table) for table in self._tables)
 
     def _look_up(self, bags: "Sequence[_store.BagLookup]") -> "list[_store.RowPlaces]":
         """Look bags up; tell where rows are, if a step is to follow."""

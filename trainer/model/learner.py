@@ -18,7 +18,7 @@ from embertide.trainer.config import AllReduce, AsynchronousSync, RunConfig
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.limit import take
 from embertide.trainer.embedding.counters import Counters
-from embertide.trainer.embedding.store import EmbeddingStore
+from embertide.trainer.embedding.store import EmbeddingStore, TableKeys
 from embertide.trainer.errors import FinalError, TrainerError
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.device import check_dtype, net_device
@@ -147,6 +147,7 @@ class Learner:
             ssd_budget_bytes=run.ssd_budget_bytes,
             ssd_directory=_of_rank(run.ssd_directory, self.ranks),
             prune=run.prune,
+            hold_bytes=run.hold_bytes if self.ranks.size == 1 else 0,
             ranks=self.ranks,
             ownership=ownership,
             codecs=run.codecs,
@@ -256,6 +257,27 @@ class Learner:
             ValueError: A list is one in the batch and another thing in the model.
             RankLostError: A rank is gone.
         """
+        if self.ranks.size == 1:
+            self.rows.bring(self.table_keys(batch))
+            return Prepared(batch, batch, 0, None)
+        self._check_lists(batch)
+        begin, end = part_of(batch, self._together.rank, self._together.size)
+        part = take(batch, begin, end) if begin < end else None
+        if batch.lists:
+            bags_F = [bags.cut(begin, end) for bags in batch.bags()]
+            return Prepared(batch, part, begin, self.rows.ask(bags_F=bags_F))
+        return Prepared(batch, part, begin, self.rows.ask(batch.keys_BF[begin:end]))
+
+    def table_keys(self, batch: Batch) -> TableKeys:
+        """Return the keys whose rows a batch needs.
+
+        Raises:
+            ValueError: A list is one in the batch and another thing in the model.
+        """
+        self._check_lists(batch)
+        return self.rows.table_keys(batch.keys_BF, batch.bags() if batch.lists else None)
+
+    def _check_lists(self, batch: Batch) -> None:
         for f, bags in batch.lists.items():
             feature = self.run.model.features[f]
             found = "list" if bags.weights_N is None else "weighed"
@@ -264,15 +286,6 @@ class Learner:
                     f"feature {feature.name!r} has keys={feature.keys!r}, the events have {found!r}"
                     ": give both the same"
                 )
-        if self.ranks.size == 1:
-            self.rows.bring(batch.keys_BF, batch.bags() if batch.lists else None)
-            return Prepared(batch, batch, 0, None)
-        begin, end = part_of(batch, self._together.rank, self._together.size)
-        part = take(batch, begin, end) if begin < end else None
-        if batch.lists:
-            bags_F = [bags.cut(begin, end) for bags in batch.bags()]
-            return Prepared(batch, part, begin, self.rows.ask(bags_F=bags_F))
-        return Prepared(batch, part, begin, self.rows.ask(batch.keys_BF[begin:end]))
 
     def _embeddings(self, batch: Batch | None, asked: Asked | None) -> Tensor:
         """Look up a batch; embeddings_BE."""

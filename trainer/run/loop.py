@@ -15,7 +15,6 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,7 +47,6 @@ from embertide.trainer.publish.promotion import PromotionRecord
 from embertide.trainer.publish.sign import Place, SignOfLife, refuse_another
 from embertide.trainer.publish.snapshot import keep_program
 from embertide.trainer.publish.storage import Storage
-from embertide.trainer.publish.threads import Workers
 from embertide.trainer.publish.upload import Uploader, UploadOptions
 from embertide.trainer.run.apart import Apart, check_learner, check_supported
 from embertide.trainer.run.checkpoint.checkpoint import saved_settings
@@ -62,6 +60,7 @@ from embertide.trainer.run.progress import Progress, Teller, added_up
 from embertide.trainer.run.quarantine import Quarantine
 from embertide.trainer.run.resume import Resumer
 from embertide.trainer.run.versions import Versions
+from embertide.trainer.run.window import Window
 from embertide.trainer.sync.channel import check_same
 from embertide.trainer.sync.ranks import Ranks
 
@@ -122,6 +121,7 @@ class Trainer:
     Attributes:
         state: What is learned, and up to where; of this rank, its rows.
         versions: What publishes it.
+        window: Batches that are read and not learned yet.
         uploader: What brings it to storage, on the first rank.
         stopped: Whether `fit` came to its end because `stop` was called.
         forked: What this run began with of another run or model; None: nothing.
@@ -181,9 +181,7 @@ class Trainer:
                         self._lock = FolderLock(publication.path)
                 else:
                     refuse_another(bus, run.model.name, publication.path)
-        self._ahead = Workers("keys")
         self.stopped = self._stop = False
-        self._asked: Future[Prepared] | None = None  # the batch to learn next
         self._teller: Teller | None = None  # of this `fit`
         self.publication = publication
         self.quarantine = Quarantine(publication.set_aside, run.most_set_aside)
@@ -221,6 +219,9 @@ class Trainer:
             self._warm_start = fork.publication.path
         self._changed = start.changed  # and no version is out since
         self.learner = self.state.learner
+        self.window = Window(self.learner, run)
+        # Of many ranks every batch is asked for; of one, its rows may have to come from an SSD.
+        self._waits = self.ranks.size > 1 or (run.ssd_budget_bytes > 0 and run.negative_rate == 1)
         self._apart: Apart | None = None  # of ranks that need not be at the same step
         self._handed: HandedBatches | None = None  # on the first of these
         self._told_s = 0.0  # when other ranks were asked whether they are to stop
@@ -308,6 +309,7 @@ class Trainer:
             "bytes": self.versions.publisher.stats.bytes,
             "traffic": {kind: dataclasses.asdict(t) for kind, t in self.ranks.traffic.items()},
             "apart": {} if self._apart is None else self._apart.figures(),
+            "window": self.window.figures(),
         }
         every = self._channel.gather(mine)
         added = added_up(every)
@@ -359,7 +361,7 @@ class Trainer:
             OvertakenError: ... or publishes to the same storage.
             StorageError: Storage lacks what came last, after all the time it was given.
         """
-        self.stopped, self._asked, self._teller = False, None, None
+        self.stopped, self._teller = False, None
         if gate is not None and self._apart is not None:
             raise ConfigurationError(
                 f"sync={type(self.run.sync).__name__}() does not go with --behind-scorer, which"
@@ -406,12 +408,13 @@ class Trainer:
             self._sign or contextlib.nullcontext(),
             uploading,
             self.versions.saver,
-            read_ahead(batches, self.run.ahead_bytes, ends) as ahead,
+            read_ahead(batches, self.run.ahead_bytes, ends, self._learn_meanwhile) as ahead,
             contextlib.nullcontext() if self._apart is None else self._apart.running(),
         ):
             try:
                 self._fit(ahead, source, gate, progress, every_s)
             finally:
+                self.window.clear()
                 source.leave()
                 self.versions.settle()
 
@@ -583,6 +586,7 @@ class Trainer:
             storage_behind_s=0.0 if self.uploader is None else self.uploader.behind_s,
             traffic={kind: dataclasses.asdict(t) for kind, t in self.ranks.traffic.items()},
             apart={} if self._apart is None else self._apart.counters(),
+            window=self.window.figures(),
             background={
                 each.name: {"state": each.state, "failures": each.failures, "error": each.error}
                 for each in healths()
@@ -654,7 +658,7 @@ class Trainer:
     def _train(self, batch: Batch) -> None:
         """Score a batch and learn from it; of many ranks, the one before it while its keys travel.
 
-        So it is where its rows may come from an SSD.
+        So it is where its rows may come from an SSD: of those that are read ahead, the oldest.
 
         What is asked for has no part in what is learned: the order of learning is that of events.
         """
@@ -662,6 +666,11 @@ class Trainer:
             self._hand_out_batch(self._apart, batch)
             return
         held_B = self.state.monitor.is_held_out(batch)
+        if self._waits and self.ranks.size == 1:
+            held = where(batch, held_B) if held_B.any() else None
+            learn = None if held_B.all() else batch if held is None else where(batch, ~held_B)
+            self._wait(batch, learn, held)
+            return
         if held_B.any():
             self._finish()
             held = where(batch, held_B)
@@ -672,29 +681,58 @@ class Trainer:
             batch = where(batch, ~held_B)
         if self.run.negative_rate < 1:
             self._learn_sample(batch)
-        elif self.ranks.size == 1 and not self.run.ssd_budget_bytes:
-            self._learn(self.learner.prepare(batch))
-        elif self._asked is None:
-            self._ask(batch)
+        elif self._waits:
+            self._wait(batch, batch, None)
         else:
-            self._finish(lambda: self._ask(batch))
+            self._learn(self.learner.prepare(batch))
 
-    def _ask(self, batch: Batch) -> None:
-        self._asked = self._ahead.submit(functools.partial(self.learner.prepare, batch))
+    def _wait(self, whole: Batch, learn: Batch | None, held_out: Batch | None) -> None:
+        """Have a batch wait in the window, and learn those for which it has no room beside it."""
+        put = functools.partial(self.window.put, whole, learn, held_out)
+        while self.window.holds and not self.window.has_room():
+            self._learn_next()
+        if self.window.has_room():
+            put()
+        else:
+            self._learn_next(put)
 
-    def _finish(self, on_rows_ready: Callable[[], None] = lambda: None) -> None:
-        """Learn the batch whose keys were asked for, if there is one.
+    def _learn_next(self, on_rows_ready: Callable[[], None] = lambda: None) -> None:
+        """Learn the oldest batch that waits, once its rows are there.
 
         Args:
             on_rows_ready: As of `Learner.learn`.
         """
+        oldest = self.window.take()
+        ready = oldest.ready.result()
+        try:
+            if oldest.held_out is not None:
+                self.state.monitor.hold_out(oldest.held_out, self.learner.score(oldest.held_out))
+            if ready is None:
+                self.state.done = oldest.whole.next_offset
+                on_rows_ready()
+            else:
+                self._learn(ready, on_rows_ready)
+        finally:
+            self.window.done(oldest)
+
+    def _learn_meanwhile(self) -> bool:
+        """Learn a batch that waits while none is there to be read; false: none waits.
+
+        Of many ranks each batch waits for the next one, so that all ranks do the same.
+        """
+        if self.ranks.size > 1 or len(self.window) == 0:
+            return False
+        self._learn_next()
+        return True
+
+    def _finish(self) -> None:
+        """Learn all batches that wait."""
         if self._apart is not None:
             assert self._handed is not None
             self._handed.take(all_of_them=True)
             self._apart.settle()
-        if self._asked is not None:
-            asked, self._asked = self._asked, None
-            self._learn(asked.result(), on_rows_ready)
+        while len(self.window) > 0:
+            self._learn_next()
 
     def _learn(self, ready: Prepared, on_rows_ready: Callable[[], None] = lambda: None) -> None:
         """Score a batch, then learn from it."""

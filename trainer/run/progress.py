@@ -13,6 +13,7 @@ class Progress:
     Attributes:
         traffic: What ranks have sent since the start, by kind: messages, bytes, and waits in s.
         apart: Of ranks that are not at the same step (`Apart.counters`); else empty.
+        window: Of rows that are held for batches read ahead (`Window.figures`); else empty.
     """
 
     events: int
@@ -39,6 +40,7 @@ class Progress:
     ranks: int = 1
     traffic: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     apart: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    window: dict[str, float] = dataclasses.field(default_factory=dict)
     # Of the current day: Monitor.quality, by whose figures they are; Monitor.slices.
     quality: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     slices: dict[str, dict[str, dict[str, float]]] = dataclasses.field(default_factory=dict)

@@ -89,6 +89,8 @@ class TrainingStore : public Store {
     uint64_t most_bytes = 0;
   };
   HeldSize Held() const;
+  // What the first hold of a key of a table adds to HeldSize::bytes. Requires: the table exists.
+  uint64_t HoldBytes(uint32_t table) const;
   // One exact step of StoreOptions::optimizer, for all bags of a batch at once, after EnsureRows
   // for their keys. A key's gradients, of all its occurrences in all bags of its table, are summed
   // in fp64 in the order of the call before the one update. A key with a count (BagGradients) is as

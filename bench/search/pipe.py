@@ -1,0 +1,245 @@
+"""A window of batches whose rows are held, over an SSD: a tenth of the rows in DDR against all.
+
+A DLRM of Criteo's shape, 26 tables of rows of 16 floats, batches of 4,096 events, Zipf keys of
+exponents from 1.05 to 1.2. Three learners take the same batches in turns: all rows in DDR; a tenth
+of them there and the next batch brought (today's policy); the same with a window that chooses its
+length. Their first steps, in which frequent rows come to DDR, do not count. Each turn begins with
+an empty window, whose first batch nothing hides.
+
+The drive's bound is the time that it takes for the blocks that a step reads, by what it gives when
+it is asked for many blocks at once and nothing else works; where that is less than a step with all
+rows in DDR, the step itself is the bound.
+
+Nothing else should run meanwhile; about ten minutes. `--rows 20000 --steps 3` only tries it.
+
+Shapes: B samples, N keys.
+"""
+
+import contextlib
+import dataclasses
+import shutil
+import statistics
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bench import keys, report
+from bench.report import CONSOLE
+from bench.servers import BUILD
+from bench.shapes import Shape
+from bench.store import ours
+from embertide.trainer.config import OptimizerConfig, RunConfig
+from embertide.trainer.data.base import Batch
+from embertide.trainer.model.export import tensor_bytes
+from embertide.trainer.model.learner import Learner
+from embertide.trainer.run.window import Window
+
+_FOLDER = BUILD / "bench" / "pipe"
+_BATCH, _REPETITIONS = 4096, 5
+_WARM = 3  # turns that do not count
+_SHARE = 0.1
+_ENTRY_BYTES = 24.5  # an index entry, as full as tables of this size are
+_SPARE_BYTES = 8 << 20  # directories, notes of rows that are held, what is kept free ahead of need
+_UNIFORM_KEYS = 8192
+_STEP_BAR, _DRIVE_BAR = 1.1, 0.9
+
+
+class _Side:
+    """A learner of batches, and the window that it takes them through."""
+
+    def __init__(self, run: RunConfig, shape: Shape) -> None:
+        self.learner = Learner(run)
+        ours.make_rows(self.learner.rows.store, shape.tables, shape.rows)
+        self.window = Window(self.learner, run)
+        self.scores = list[NDArray[np.float32]]()
+        self._in_ddr = run.ssd_budget_bytes == 0
+
+    def learn(self, batches: list[Batch]) -> None:
+        """Learn batches as a run does between two versions; `scores` are those of the last call."""
+        self.scores.clear()
+        for batch in batches:
+            if self._in_ddr:
+                self.scores.append(self.learner.learn(batch))
+                continue
+            put = partial(self.window.put, batch, batch, None)
+            while self.window.holds and not self.window.has_room():
+                self._learn_next()
+            if self.window.has_room():
+                put()
+            else:
+                self._learn_next(put)
+        while len(self.window) > 0:
+            self._learn_next()
+
+    def _learn_next(self, on_rows_ready: Any = lambda: None) -> None:
+        oldest = self.window.take()
+        ready = oldest.ready.result()
+        assert ready is not None
+        self.scores.append(self.learner.learn(ready, on_rows_ready))
+        self.window.done(oldest)
+
+    def blocks_read(self) -> int:
+        return int(self.learner.rows.stats()["ssd"]["blocks_read"])
+
+
+def _sides(shape: Shape) -> dict[str, _Side]:
+    rows = shape.tables * shape.rows
+    row_bytes = 4 * shape.dim + 12 + 4  # payload, what training keeps, rounded to a slot
+    in_ddr = RunConfig(
+        model=shape.config(), optimizer=OptimizerConfig(), threads=2, ddr_budget_bytes=4 << 30
+    )
+    tenth = dataclasses.replace(
+        in_ddr,
+        batch_size=_BATCH,
+        ddr_budget_bytes=int(rows * (_ENTRY_BYTES + _SHARE * row_bytes)) + _SPARE_BYTES,
+        ssd_budget_bytes=max(3 * rows * row_bytes, 32 << 20),
+    )
+    held = dataclasses.replace(tenth, hold_bytes=tenth.ddr_budget_bytes // 2)
+    found = {}
+    for name, run in (("DDR", in_ddr), ("today", tenth), ("window", held)):
+        directory = str(_FOLDER / name) if run.ssd_budget_bytes else ""
+        found[name] = _Side(dataclasses.replace(run, ssd_directory=directory), shape)
+    return found
+
+
+def _batches(shape: Shape, count: int) -> list[Batch]:
+    rng = np.random.default_rng(2)
+    event_B = np.arange(_BATCH)
+    ids_NFL, dense_ND = keys.draw(shape, _BATCH * count)
+    return [
+        Batch(
+            first=0,
+            next_offset=_BATCH,
+            event_B=event_B,
+            ts_ms_B=event_B,
+            keys_BF=ours.keys_of(ids_BFL[:, :, 0]),
+            dense_BD=dense_BD,
+            label_B=(rng.random(_BATCH) < 0.25).astype(np.float32),
+        )
+        for ids_BFL, dense_BD in zip(
+            np.split(ids_NFL, count), np.split(dense_ND, count), strict=True
+        )
+    ]
+
+
+def _drive(side: _Side, shape: Shape) -> list[float]:
+    """Return blocks a second of the drive, for rows of uniform keys."""
+    rng, store = np.random.default_rng(5), side.learner.rows.store
+    rates = []
+    for _ in range(_REPETITIONS):
+        count = min(_UNIFORM_KEYS, shape.rows)
+        keys_N = ours.keys_of(rng.choice(shape.rows, count, replace=False))
+        before = side.blocks_read()
+        seconds = report.seconds(partial(store.bring_rows, [(0, keys_N)]))
+        rates.append((side.blocks_read() - before) / seconds)
+        store.maintain()
+    return rates
+
+
+def _steps(sides: dict[str, _Side], shape: Shape, steps: int) -> Iterator[report.Row]:
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    blocks = list[float]()
+    equal = list[float]()
+    turns = _WARM + _REPETITIONS
+    batches = _batches(shape, turns * steps)
+    for n in range(turns):
+        turn = batches[n * steps : (n + 1) * steps]
+        before = sides["window"].blocks_read()
+        took = {name: report.seconds(partial(side.learn, turn)) for name, side in sides.items()}
+        first, *others = [
+            [each.tobytes() for each in side.scores] + [tensor_bytes(side.learner.net)]
+            for side in sides.values()
+        ]
+        equal.append(float(all(first == each for each in others)))
+        CONSOLE.print(f"turn {n}: {took}, {sides['window'].window.figures()}")
+        if n < _WARM:
+            continue
+        blocks.append((sides["window"].blocks_read() - before) / steps)
+        for name, seconds in took.items():
+            times[name].append(1e3 * seconds / steps)
+    rates = _drive(sides["today"], shape)
+    drive_ms = [1e3 * each / statistics.median(rates) for each in blocks]
+    suffices = statistics.median(drive_ms) <= statistics.median(times["DDR"])
+    case = f"DLRM, {_BATCH:,} events a step, a tenth of {shape.tables * shape.rows:,} rows in DDR"
+    yield report.compare(
+        (case, "step with a window", "ms"),
+        times["window"],
+        times["DDR"],
+        peer_name="all rows in DDR",
+        better="lower",
+        target=_STEP_BAR if suffices else 0,
+        claim="E.1" if suffices else "",
+    )
+    yield report.compare(
+        (case, "step with today's policy", "ms"),
+        times["today"],
+        times["DDR"],
+        peer_name="all rows in DDR",
+        better="lower",
+        target=0,
+    )
+    bounds = [max(*each) for each in zip(drive_ms, times["DDR"], strict=True)]
+    yield report.measure(
+        (case, "the drive's bound / step with a window", "share"),
+        [bound / step for bound, step in zip(bounds, times["window"], strict=True)],
+        better="higher",
+        target=0 if suffices else _DRIVE_BAR,
+        claim="" if suffices else "E.1",
+    )
+    yield report.measure(
+        (case, "scores and nets equal to those of DDR, bit for bit", "share"),
+        [min(equal)],
+        better="higher",
+        target=1,
+        claim="E.1",
+    )
+    yield from _figures(case, sides["window"])
+    for metric, unit, values in (
+        ("blocks read a step", "blocks", blocks),
+        ("blocks that the drive gives", "blocks/s", rates),
+    ):
+        yield report.measure((case, metric, unit), values, better="lower", target=0)
+    for side in sides.values():
+        side.learner.rows.store.check_integrity()
+
+
+def _figures(case: str, side: _Side) -> Iterator[report.Row]:
+    found = side.window.figures()
+    looked_up = found["hits"] + found["misses"]
+    yield report.measure(
+        (case, "lookups of the train stage that found their row in DDR", "share"),
+        [found["hits"] / looked_up],
+        better="higher",
+        target=1,
+        claim="E.1",
+    )
+    yield report.measure(
+        (case, "bytes held at most / bytes that may be", "share"),
+        [found["most_held_bytes"] / found["bound_bytes"]],
+        better="lower",
+        target=1,
+        claim="E.1",
+    )
+    for metric, unit, value in (
+        ("length of the window", "batches", found["length"]),
+        ("batches learned without", "batches", found["unheld"]),
+        ("delay of a batch whose rows are there", "ms", found["delay_ms"]),
+        ("the longest such delay", "ms", found["most_delay_ms"]),
+    ):
+        yield report.measure((case, metric, unit), [value], better="lower", target=0)
+
+
+def run(given: Any) -> Iterator[report.Row]:
+    """Yield the rows of the report."""
+    torch.set_num_threads(2)
+    shape = Shape(name="Criteo DLRM", rows=given.rows)
+    shutil.rmtree(_FOLDER, ignore_errors=True)
+    _FOLDER.mkdir(parents=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, _FOLDER, ignore_errors=True)
+        CONSOLE.print(f"[dim]{shape.tables * shape.rows:,} rows, three times")
+        yield from _steps(_sides(shape), shape, given.steps)
