@@ -18,6 +18,7 @@ from rankpool import die
 from embertide.trainer.config import (
     AllReduce,
     Codecs,
+    CorrectionConfig,
     EvalConfig,
     FeatureConfig,
     LocalSGD,
@@ -400,3 +401,15 @@ def prior_of_ranks(ranks: Ranks, folder: str, sync: str = "") -> list[float]:
     trainer.learner.start_at = noted  # type: ignore[method-assign]
     trainer.fit(NewsSource(NewsConfig(hours=1, views_per_hour=40, users=30, new_items_per_hour=5)))
     return begun
+
+
+def corrected_ranks(ranks: Ranks) -> list[float]:
+    """The correction after some steps of all ranks."""
+    run = dataclasses.replace(STEP, correction=CorrectionConfig(half_life=500))
+    learner = Learner(run, ranks, balanced(STEP.model, ranks.size))
+    rng = np.random.default_rng(3)
+    for _ in range(6):
+        learner.learn(batch_of(rng, 24))
+    assert learner.correction is not None
+    offsets: list[float] = learner.correction.offset_H.tolist()
+    return offsets

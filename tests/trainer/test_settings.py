@@ -8,6 +8,7 @@ import pytest
 
 from embertide.trainer.config import (
     BEFORE,
+    CorrectionConfig,
     FeatureConfig,
     ModelConfig,
     OptimizerConfig,
@@ -146,6 +147,7 @@ def test_every_setting_that_can_change_exists() -> None:
     run = dataclasses.replace(
         RUN,
         publish_budget=PublishBudget(bytes_per_s=1),
+        correction=CorrectionConfig(),
         optimizer=OptimizerConfig(schedule=ScheduleConfig(name="step", steps=1)),
     )
     for path in settings.ALLOWED_TO_CHANGE | settings.FREE_TO_CHANGE:

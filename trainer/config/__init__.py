@@ -15,6 +15,7 @@ from embertide.trainer.config.changes import BEFORE
 from embertide.trainer.config.evaluation import HOUR_OF_DAY, EvalConfig
 from embertide.trainer.config.labels import LabelJoin
 from embertide.trainer.config.learning import (
+    CorrectionConfig,
     Optimizer,
     OptimizerConfig,
     PruneConfig,
@@ -64,6 +65,7 @@ __all__ = [
     "AsynchronousSync",
     "Codec",
     "Codecs",
+    "CorrectionConfig",
     "CountersConfig",
     "DenseConfig",
     "DenseStep",

@@ -118,6 +118,28 @@ class OptimizerConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CorrectionConfig:
+    """A running correction of scores, part of each version (model/correction.py).
+
+    Attributes:
+        half_life: Events in which what was seen counts half: shorter follows a label rate that
+            moves sooner, and is moved more by chance. As many as have some hundreds of positives.
+        bound: The most that is added to a logit, or taken from it: 0.7 doubles or halves small
+            scores.
+    """
+
+    half_life: int = allowed(100_000)
+    bound: float = allowed(0.7)
+
+    def __post_init__(self) -> None:
+        """Refuse what corrects nothing."""
+        if self.half_life < 1:
+            raise ValueError(f"correction: half_life is {self.half_life}; give 1 event or more")
+        if not 0 < self.bound < math.inf:
+            raise ValueError(f"correction: bound is {self.bound}; give a number above 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PruneConfig:
     """Which rows stay while a model learns: those whose use, a byte, is the greatest.
 

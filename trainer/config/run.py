@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from embertide.trainer.config.changes import ALLOWED, CHANGE, allowed, because, fixed, free
 from embertide.trainer.config.evaluation import EvalConfig
 from embertide.trainer.config.labels import LabelJoin
-from embertide.trainer.config.learning import OptimizerConfig, PruneConfig
+from embertide.trainer.config.learning import CorrectionConfig, OptimizerConfig, PruneConfig
 from embertide.trainer.config.model import ModelConfig
 from embertide.trainer.config.sync import AllReduce, Sync, check_sync
 from embertide.trainer.config.user_objects import name_of
@@ -81,6 +81,8 @@ class RunConfig:
         seed: Of the net and of new rows.
         batch_size: Events of a step, at least: a group of one time is never split. Small batches
             learn more from each event, large ones go faster.
+        correction: Has each head's scores follow its label rate, in each version; None: they are
+            the net's.
         loss: "bce", the cross entropy of logits; or a function of your own (docs/training.md). It
             is kept as text, "package.module:name", which may also be given.
         net_parts: A batch goes through the net in so many parts, whose gradients add up before the
@@ -145,6 +147,9 @@ class RunConfig:
     negative_rate: float = allowed(1.0)
     seed: int = fixed(1, "new rows get their values from it", carried=True)
     batch_size: int = allowed(256)
+    correction: CorrectionConfig | None = fixed(
+        None, "the folder's dense program has it, or has it not"
+    )
     loss: str | Callable[..., Any] = allowed("bce")
     net_parts: int = allowed(1)
     net_dtype: NetDtype = allowed("fp32")

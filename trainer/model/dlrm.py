@@ -53,14 +53,23 @@ class Dlrm(VectorNet):
 
 
 class Probability(nn.Module):
-    """A net of logits as one of scores: what is served."""
+    """A net of logits as one of scores: what is served.
 
-    def __init__(self, net: nn.Module) -> None:
-        """Wrap `net`, sharing its parameters."""
+    With a correction its buffer `correction_H` is added to the logits of heads; it belongs to a
+    version as parameters do.
+    """
+
+    def __init__(self, net: nn.Module, *, corrected_heads: int = 0) -> None:
+        """Wrap `net`, sharing its parameters; a correction begins at 0, and 0 heads have none."""
         super().__init__()
         self.net = net
+        self.is_corrected = corrected_heads > 0
+        if self.is_corrected:
+            self.register_buffer("correction_H", torch.zeros(corrected_heads))
 
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
         """Return scores_B in (0, 1), or scores_BH of several heads."""
         logits: Tensor = self.net(dense_BD, embeddings_BE)
+        if self.is_corrected:
+            logits = logits + self.get_buffer("correction_H")
         return torch.sigmoid(logits)

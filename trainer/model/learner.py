@@ -21,6 +21,7 @@ from embertide.trainer.embedding.counters import Counters
 from embertide.trainer.embedding.store import EmbeddingStore, TableKeys
 from embertide.trainer.errors import FinalError, TrainerError
 from embertide.trainer.model.build import build_net
+from embertide.trainer.model.correction import Correction
 from embertide.trainer.model.device import check_dtype, net_device
 from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.export import evaluating
@@ -137,7 +138,11 @@ class Learner:
         self.device = net_device(run.net_device)
         check_dtype(run.net_dtype, self.device)
         self.net = build_net(run.model).to(self.device)
-        self.served = Probability(self.net)
+        self.correction: Correction | None = None
+        if run.correction is not None:
+            self.correction = Correction(run.correction, run.model.outputs)
+        heads = 0 if self.correction is None else run.model.outputs
+        self.served = Probability(self.net, corrected_heads=heads).to(self.device)
         self.rows = EmbeddingStore(
             run.model,
             optimizer=run.optimizer,
@@ -177,12 +182,20 @@ class Learner:
         return self._statistics is not None and self._statistics.are_there
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Return the state of the net's optimizer, and of its schedule if there is one."""
+        """Return the state of the net's optimizer, of its schedule and of a correction, if any."""
         state: dict[str, Any] = self.optimizer.state_dict()
-        return state if self.schedule is None else {**state, "schedule": self.schedule.state()}
+        if self.schedule is not None:
+            state = {**state, "schedule": self.schedule.state()}
+        if self.correction is not None:
+            state = {**state, "correction": self.correction.state()}
+        return state
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Take what `optimizer_state` gave from a checkpoint; rates are this run's."""
+        correction = state.pop("correction", None)
+        if self.correction is not None and correction is not None:
+            self.correction.load(correction)
+            self._serve_correction()
         schedule = state.pop("schedule", None)
         if self.schedule is not None and schedule is not None:
             self.schedule.load(schedule)
@@ -375,7 +388,7 @@ class Learner:
                 if self._statistics is None:
                     logits.append(learned.detach())
             end = ready.first + len(ready.part)
-            scores[ready.first : end] = torch.sigmoid(torch.cat(logits))
+            scores[ready.first : end] = torch.sigmoid(self._corrected(torch.cat(logits)))
         if not self.is_apart:
             self.stopping = self.stops
         if self._together.size > 1:
@@ -383,7 +396,19 @@ class Learner:
         self._check_step(loss)
         self._step()
         self.rows.step()
+        if self.correction is not None:
+            labels = ready.batch.labels(self.run.model.outputs)
+            self.correction.add(labels, scores.numpy(), ready.batch.weight_B)
+            self._serve_correction()
         return Learned(scores.numpy(), missing)
+
+    def _corrected(self, logits: Tensor) -> Tensor:
+        """Return logits as they are served."""
+        return logits + self.served.get_buffer("correction_H") if self.correction else logits
+
+    def _serve_correction(self) -> None:
+        assert self.correction is not None
+        self.served.get_buffer("correction_H").copy_(torch.from_numpy(self.correction.offset_H))
 
     def count(self, batch: Batch) -> None:
         """Count the events of a batch for the tables that count; `learn` has done it."""

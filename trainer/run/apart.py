@@ -81,6 +81,10 @@ def check_supported(run: RunConfig) -> None:
             run.optimizer.schedule is not None,
             "it counts steps, and each rank takes its own",
         ),
+        "correction": (
+            run.correction is not None,
+            "it follows all scores in the order of events, and each rank knows its own",
+        ),
         "model.sequences": (
             any(each.published for each in run.model.sequences),
             "the first rank alone knows the histories, and each rank publishes a part",
