@@ -12,9 +12,10 @@ from bench import parts
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--tables", type=int, default=200, help="of either kind, for `leaks`")
+    parser.add_argument("--seeds", type=int, default=3, help="of each set of `priors`")
     return parser
 
 
 if __name__ == "__main__":
     # The exit code says whether they ran, not whether bars were reached.
-    sys.exit(parts.main("bench.learns", "Learning", ("leaks",), __doc__, _options()))
+    sys.exit(parts.main("bench.learns", "Learning", ("leaks", "priors"), __doc__, _options()))

@@ -159,8 +159,14 @@ _MAX_SEEN = 40
 
 
 def rates() -> OptimizerConfig:
-    """Return the rates of an unknown input."""
-    return OptimizerConfig()
+    """Return the rates of an unknown input.
+
+    A row's first step would be as long as the rate however small its gradient is, and of a rare
+    label it is nearly always a negative's: rows of positives would start from where those steps
+    led. This accumulator lies above the square of a negative's gradient there, and below those of
+    a frequent label (docs/results/learns.md).
+    """
+    return OptimizerConfig(initial_accumulator=1e-6)
 
 
 def batch_size(events: int) -> int:
