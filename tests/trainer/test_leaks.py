@@ -1,5 +1,6 @@
 """Columns that tell the label are said, by `init` and by `train`, and `init` leaves them out."""
 
+import decimal
 import json
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,25 @@ def test_a_label_of_numbers_may_be_compared_as_text(tmp_path: Path, dtype: type)
     done = init(tmp_path / "a.parquet", tmp_path / "run.py", "--positive", "== yes")
     assert done.exit_code in (0, 2), done.output
     assert "Error" not in repr(done.exception), done.exception
+
+
+def test_numbers_that_no_integer_holds_are_rejected_by_row(tmp_path: Path) -> None:
+    """As a key that is an amount, too; and as a time. The rows beside them are learned."""
+    rng, label_N = drawn(1)
+    rows = len(label_N)
+    wide = [decimal.Decimal(value) for value in rng.choice((1, 2, 10**25), rows)]
+    columns = {
+        "age": pa.array(wide, pa.decimal128(38, 0)),
+        "item": rng.integers(0, 9, rows),
+        "rating": label_N.astype(np.int64),
+        "ts": np.where(rng.random(rows) < 0.1, 1e308, 1.7e9 + np.arange(rows)),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    done = init(tmp_path / "a.parquet", tmp_path / "run.py", "--time", "ts")
+    assert done.exit_code == 0, repr(done.exception)
+    said = " ".join(done.output.split())
+    assert "rows are rejected: key age does not fit 64 bits, first 1e+25" in said
+    assert "rows are rejected: ts is out of range, first 1e+308" in said
 
 
 def test_a_file_whose_only_key_is_a_leak_is_refused_with_the_reason(tmp_path: Path) -> None:

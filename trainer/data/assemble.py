@@ -110,10 +110,19 @@ def column_keys(column: Column) -> Ints:
     """Keys of a column of integers or strings, as "key" of `FeatureColumn` says."""
     if column.code_N is not None:
         return hash_strings(column.values)[column.code_N]
-    keys_N: Ints = column.values.astype(np.int64)
+    if column.values.dtype.kind == "f":  # of a column that the net reads as an amount, too
+        beyond_N = _beyond(column)
+        keys_N: Ints = np.where(beyond_N, MISSING_KEY, column.values).astype(np.int64)
+    else:
+        keys_N = column.values.astype(np.int64)
     if column.null_N is not None:
         keys_N[column.null_N] = MISSING_KEY
     return keys_N
+
+
+def _beyond(column: Column) -> Mask:
+    """Which values no integer of 64 bits is; NaN, which is missing, among them."""
+    return ~(np.abs(column.values) < 2.0**63)
 
 
 class _RowFilter:
@@ -263,7 +272,11 @@ class Assembler:
             label_N = np.column_stack((label_N, *self._targets(columns, row_filter)))
         dense_ND = self._dense(chunk, row_filter)
         for name in schema.key_columns:
-            row_filter.reject(columns[name].bad_N, f"key {name} is not an integer", columns[name])
+            column = columns[name]
+            row_filter.reject(column.bad_N, f"key {name} is not an integer", column)
+            if column.values.dtype.kind == "f":
+                beyond_N = _beyond(column) & ~np.isnan(column.values)
+                row_filter.reject(beyond_N, f"key {name} does not fit 64 bits", column)
         for feature in schema.features:
             if feature.is_list:
                 _prove_lists(feature, columns, row_filter)

@@ -47,7 +47,8 @@ def table_notes(table: pa.Table, found: Guess, rows: int) -> list[ColumnNote]:
     sampled = table.take(pa.array(kept))
     ts_ms_N = None
     if "time" in by_role:
-        ts_ms_N = time_values(sampled.column(by_role["time"])) * found.unit_ms
+        with np.errstate(over="ignore"):
+            ts_ms_N = time_values(sampled.column(by_role["time"])) * found.unit_ms
         # Rows without a time come last; they are rejected.
         ts_ms_N = np.where(np.isnan(ts_ms_N), np.inf, ts_ms_N)
     columns = [
