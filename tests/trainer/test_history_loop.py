@@ -77,7 +77,8 @@ def test_a_trainer_learns_what_a_source_of_histories_gives(whole: Trainer) -> No
     every_ms, origin_ms = RUN.publish_every_s * 1000, whole.state.origin_ms
     assert origin_ms is not None
     reached = 0
-    for batch in HistorySource(NEWS, RUN.model.sequences).batches(batch_size=RUN.batch_size):
+    batches = HistorySource(NEWS, RUN.model.sequences).batches(batch_size=RUN.batch_size)
+    for batch in learner.warm_up(batches):
         for number, part in blocks(batch, origin_ms=origin_ms, every_ms=every_ms):
             if number > reached:
                 reached = number
