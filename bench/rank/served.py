@@ -218,7 +218,11 @@ class Server:
         repository.mkdir(parents=True)
         for name, context in (("whole", None), ("once", model.context)):
             options = triton.ModelOptions(
-                snapshot=model.snapshot, kind="ranking", max_batch_size=4096, context=context
+                snapshot=model.snapshot,
+                kind="ranking",
+                max_batch_size=4096,
+                max_keys=1 << 20,  # 1,024 candidates with all of a user's bags
+                context=context,
             )
             triton.write_model(repository, name, options)
         self.names = ["once", "whole"]
