@@ -122,7 +122,8 @@ def column_keys(column: Column) -> Ints:
 
 def _beyond(column: Column) -> Mask:
     """Which values no integer of 64 bits is; NaN, which is missing, among them."""
-    return ~(np.abs(column.values) < 2.0**63)
+    beyond_N: Mask = ~(np.abs(column.values) < 2.0**63)
+    return beyond_N
 
 
 class _RowFilter:
