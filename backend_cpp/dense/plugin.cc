@@ -219,7 +219,7 @@ at::Tensor Copy(const EmbertideDenseTensor& tensor) {
   return at::from_blob(const_cast<float*>(tensor.values), shape, at::kFloat).clone();
 }
 
-// What a version computes once of its parameters.
+// Computes the tensors that the program for contexts takes beside a version's own.
 void PrepareContexts(const ContextPrograms& contexts, EmbertideDenseWeights* weights) {
   for (const size_t at : contexts.direct) weights->of_contexts.push_back(weights->tensors[at]);
   if (!contexts.prepare) return;
@@ -232,7 +232,7 @@ void PrepareContexts(const ContextPrograms& contexts, EmbertideDenseWeights* wei
         return is.sizes().vec() == said && is.scalar_type() == at::kFloat;
       });
   if (!as_said) throw Rejected("the program that prepares tensors gives others than it says");
-  // Of memory of their own: an output may be a part of an input.
+  // Each is copied: an output may share the memory of an input.
   for (const at::Tensor& each : prepared) weights->of_contexts.push_back(each.contiguous().clone());
 }
 

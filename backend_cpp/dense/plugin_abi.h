@@ -30,7 +30,7 @@ typedef struct {
   uint32_t dense_features;
   uint32_t embedding_dim;
   uint32_t heads;  // scores of a sample
-  // Of a program that takes users and candidates, too: a byte a column of DENSE and of the
+  // If the program takes users and candidates, too: a byte for each column of DENSE and of the
   // embeddings, 1 for the user's; the program's own. Null without.
   const uint8_t* context_dense;
   const uint8_t* context_embeddings;

@@ -592,7 +592,7 @@ Status Executor::RunNet(const DenseWeights& weights, uint32_t number, const floa
   Part& part = parts_[number];
   DenseProgram* program = programs_[number].get();
   const float* embeddings = embeddings_.data() + part.first * node_.total_dim();
-  if (!RunsByContext(part)) {
+  if (!part.by_context) {
     return program->Run(weights, static_cast<int64_t>(part.samples), dense, embeddings,
                         part.scores);
   }
@@ -613,7 +613,8 @@ Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, u
     EMBERTIDE_RETURN_IF_ERROR(
         sequences_ ? LookupPlaced(rows, node_.features(), part.bags, part.places, part.counts)
                    : rows.Lookup(features_, part.bags, part.counts));
-    if (!context_of_.empty() && !RunsByContext(part)) RepeatContexts(part);
+    part.by_context = RunsByContext(part);
+    if (!context_of_.empty() && !part.by_context) RepeatContexts(part);
     const uint64_t looked_up_ns = NowNs();
     part.looked_up_ns = looked_up_ns - begin_ns;
     part.net_ns = 0;

@@ -103,6 +103,7 @@ class Executor {
     uint64_t looked_up_ns = 0;            // how long rows took
     uint64_t net_ns = 0;                  // how long the dense net took
     std::vector<float> dense;             // what the net gets, where that is not DENSE itself
+    bool by_context = false;              // whether the net computes a context's part once
     ContextNet::Memory contexts;
     std::vector<float*> scores;  // by head
     uint64_t missing = 0;        // values of DENSE
@@ -151,7 +152,7 @@ class Executor {
   Status LookupContexts(const BagReader& rows, std::span<Job*> jobs);
   // Copies into a part's embeddings what its samples' contexts have.
   void RepeatContexts(const Part& part);
-  // Whether the net computes what its contexts have once for each.
+  // Whether the net can compute what a context has once for all of its samples.
   bool RunsByContext(const Part& part) const;
   // Runs the dense net over a part, whose columns of DENSE the net can be given.
   Status RunNet(const DenseWeights& weights, uint32_t number, const float* dense);

@@ -65,13 +65,7 @@ class _Side:
             if self._in_ddr:
                 self.scores.append(self.learner.learn(batch))
                 continue
-            put = partial(self.window.put, batch, batch, None)
-            while self.window.holds and not self.window.has_room():
-                self._learn_next()
-            if self.window.has_room():
-                put()
-            else:
-                self._learn_next(put)
+            self.window.enter(batch, batch, None, self._learn_next)
         while len(self.window) > 0:
             self._learn_next()
 
@@ -106,26 +100,6 @@ def _sides(shape: Shape) -> dict[str, _Side]:
     return found
 
 
-def _batches(shape: Shape, count: int) -> list[Batch]:
-    rng = np.random.default_rng(2)
-    event_B = np.arange(_BATCH)
-    ids_NFL, dense_ND = keys.draw(shape, _BATCH * count)
-    return [
-        Batch(
-            first=0,
-            next_offset=_BATCH,
-            event_B=event_B,
-            ts_ms_B=event_B,
-            keys_BF=ours.keys_of(ids_BFL[:, :, 0]),
-            dense_BD=dense_BD,
-            label_B=(rng.random(_BATCH) < 0.25).astype(np.float32),
-        )
-        for ids_BFL, dense_BD in zip(
-            np.split(ids_NFL, count), np.split(dense_ND, count), strict=True
-        )
-    ]
-
-
 def _drive(side: _Side, shape: Shape) -> list[float]:
     """Return blocks a second of the drive, for rows of uniform keys."""
     rng, store = np.random.default_rng(5), side.learner.rows.store
@@ -145,7 +119,8 @@ def _steps(sides: dict[str, _Side], shape: Shape, steps: int) -> Iterator[report
     blocks = list[float]()
     equal = list[float]()
     turns = _WARM + _REPETITIONS
-    batches = _batches(shape, turns * steps)
+    count = turns * steps
+    batches = list(ours.batches(*keys.draw(shape, _BATCH * count), count))
     for n in range(turns):
         turn = batches[n * steps : (n + 1) * steps]
         before = sides["window"].blocks_read()

@@ -60,22 +60,6 @@ def _learner(*, quarter: bool) -> Learner:
     return learner
 
 
-def _batches(count: int) -> Iterator[Batch]:
-    rng = np.random.default_rng(2)
-    event_B = np.arange(_BATCH)
-    ids_NFL, dense_ND = keys.draw(_SHAPE, _BATCH * count)
-    for ids_BFL, dense_BD in zip(np.split(ids_NFL, count), np.split(dense_ND, count), strict=True):
-        yield Batch(
-            first=0,
-            next_offset=_BATCH,
-            event_B=event_B,
-            ts_ms_B=event_B,
-            keys_BF=ours.keys_of(ids_BFL[:, :, 0]),
-            dense_BD=dense_BD,
-            label_B=(rng.random(_BATCH) < 0.25).astype(np.float32),
-        )
-
-
 class _Ahead:
     """A learner that prepares a batch while it learns the one before, as `Trainer` does."""
 
@@ -93,7 +77,8 @@ class _Ahead:
 
 
 def _steps(all_rows: Learner, quarter: Learner) -> Iterator[report.Row]:
-    batches = _batches(_WARM_STEPS + _STEPS * _REPETITIONS)
+    count = _WARM_STEPS + _STEPS * _REPETITIONS
+    batches = ours.batches(*keys.draw(_SHAPE, _BATCH * count), count)
     sides = _Ahead(all_rows), _Ahead(quarter)
     warm = [next(batches) for _ in range(_WARM_STEPS)]
     for side in sides:

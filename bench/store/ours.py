@@ -4,6 +4,7 @@ Shapes: N keys, R rows, D dimensions.
 """
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from bench.keys import zipf_keys
 from embertide import _store
+from embertide.trainer.data.base import Batch
 from embertide.trainer.data.keys import buckets_of, hash_keys
 
 Keys = NDArray[np.uint64]
@@ -140,3 +142,27 @@ def make_rows(store: _store.TrainingStore, tables: int, rows: int) -> None:
         for part in np.array_split(order, 10):
             store.ensure_rows(table, keys_of(part))
     settle(store)
+
+
+def batches(
+    ids_NFL: NDArray[np.int64], dense_ND: NDArray[np.float32], count: int
+) -> Iterator[Batch]:
+    """Yield events as so many batches of one size, a quarter of them positive, by chance.
+
+    Args:
+        ids_NFL: Rows of features, of which a batch has the first of each bag (bench/keys.py).
+        dense_ND: Dense features.
+        count: Batches; it divides N.
+    """
+    rng = np.random.default_rng(2)
+    for ids_BFL, dense_BD in zip(np.split(ids_NFL, count), np.split(dense_ND, count), strict=True):
+        event_B = np.arange(len(ids_BFL))
+        yield Batch(
+            first=0,
+            next_offset=len(ids_BFL),
+            event_B=event_B,
+            ts_ms_B=event_B,
+            keys_BF=keys_of(ids_BFL[:, :, 0]),
+            dense_BD=dense_BD,
+            label_B=(rng.random(len(ids_BFL)) < 0.25).astype(np.float32),
+        )

@@ -76,23 +76,13 @@ class _Both:
 
 def _drawn(shape: Shape, samples: int, count: int) -> list[_Both]:
     """Return batches of Zipf keys; none repeats another."""
-    rng = np.random.default_rng(2)
     ids_NFL, dense_ND = keys.draw(shape, samples * count)
     ends = np.arange(samples + 1, dtype=np.uint32) * np.uint32(shape.bag)
     offsets = torch.arange(samples * shape.tables + 1) * shape.bag
-    event_B = np.arange(samples)
     drawn = []
-    for ids_BFL, dense_BD in zip(np.split(ids_NFL, count), np.split(dense_ND, count), strict=True):
+    batches = ours.batches(ids_NFL, dense_ND, count)
+    for ids_BFL, batch in zip(np.split(ids_NFL, count), batches, strict=True):
         ids_FN = np.ascontiguousarray(ids_BFL.transpose(1, 0, 2)).reshape(shape.tables, -1)
-        batch = Batch(
-            first=0,
-            next_offset=samples,
-            event_B=event_B,
-            ts_ms_B=event_B,
-            keys_BF=ours.keys_of(ids_BFL[:, :, 0]),
-            dense_BD=dense_BD,
-            label_B=(rng.random(samples) < 0.25).astype(np.float32),
-        )
         bags_F = [Bags(ours.keys_of(ids_N), ends) for ids_N in ids_FN]
         ids = torch.from_numpy(ids_FN).reshape(-1)
         gradient_BE = torch.randn(samples, shape.tables * shape.dim) / samples

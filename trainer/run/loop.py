@@ -669,7 +669,7 @@ class Trainer:
         if self._waits and self.ranks.size == 1:
             held = where(batch, held_B) if held_B.any() else None
             learn = None if held_B.all() else batch if held is None else where(batch, ~held_B)
-            self._wait(batch, learn, held)
+            self.window.enter(batch, learn, held, self._learn_next)
             return
         if held_B.any():
             self._finish()
@@ -682,19 +682,9 @@ class Trainer:
         if self.run.negative_rate < 1:
             self._learn_sample(batch)
         elif self._waits:
-            self._wait(batch, batch, None)
+            self.window.enter(batch, batch, None, self._learn_next)
         else:
             self._learn(self.learner.prepare(batch))
-
-    def _wait(self, whole: Batch, learn: Batch | None, held_out: Batch | None) -> None:
-        """Have a batch wait in the window, and learn those for which it has no room beside it."""
-        put = functools.partial(self.window.put, whole, learn, held_out)
-        while self.window.holds and not self.window.has_room():
-            self._learn_next()
-        if self.window.has_room():
-            put()
-        else:
-            self._learn_next(put)
 
     def _learn_next(self, on_rows_ready: Callable[[], None] = lambda: None) -> None:
         """Learn the oldest batch that waits, once its rows are there.

@@ -14,14 +14,17 @@ one, whose keys they ask of one another.
 """
 
 import dataclasses
+import functools
 import logging
 import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from embertide.trainer.config import RunConfig
+from embertide.trainer.config.run import MOST_HELD_BATCHES
 from embertide.trainer.data.base import Batch
 from embertide.trainer.embedding.store import TableKeys
 from embertide.trainer.errors import ConfigurationError
@@ -31,7 +34,6 @@ from embertide.trainer.publish.threads import Workers
 # Keys that are brought by one call, if more than a batch has; the store reads no more at once.
 _MERGED_KEYS = 1 << 16
 _NEWEST = 0.1  # share of the newest batch in means of times
-_MOST_BATCHES = 64  # that a window chooses by itself; RunConfig bounds those that are given
 _LEAST_BATCHES = 2
 
 log = logging.getLogger(__name__)
@@ -128,7 +130,7 @@ class Window:
         if self._learn_s.mean <= 0:
             return _LEAST_BATCHES
         ratio = (self._bring_s.mean + 2 * self._bring_s.scatter) / self._learn_s.mean
-        return min(max(_LEAST_BATCHES, 1 + math.ceil(2 * ratio)), _MOST_BATCHES)
+        return min(max(_LEAST_BATCHES, 1 + math.ceil(2 * ratio)), MOST_HELD_BATCHES)
 
     def put(self, whole: Batch, learn: Batch | None, held_out: Batch | None) -> None:
         """Add a batch, whose rows are held and brought from now on."""
@@ -137,6 +139,30 @@ class Window:
         with self._lock:
             self._waiting.append(entry)
         self._workers.submit(self._plan)
+
+    def enter(
+        self,
+        whole: Batch,
+        learn: Batch | None,
+        held_out: Batch | None,
+        learn_next: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """Add a batch as `put` does, after those have been learned for which it has no room.
+
+        Args:
+            whole: As of `put`, as the next two are.
+            learn: What of it is learned.
+            held_out: What of it is scored alone.
+            learn_next: Learns the oldest batch that waits, and calls what it is given once that
+                one's rows are in use.
+        """
+        put = functools.partial(self.put, whole, learn, held_out)
+        while self.holds and not self.has_room():
+            learn_next(lambda: None)
+        if self.has_room():
+            put()
+        else:
+            learn_next(put)
 
     def take(self) -> Waiting:
         """Return the oldest batch once its rows are there; `done` is to follow.

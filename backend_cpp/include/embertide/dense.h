@@ -64,7 +64,7 @@ class DenseProgram {
   uint32_t dense_features() const { return dense_features_; }  // columns of DENSE
   uint32_t embedding_dim() const { return embedding_dim_; }    // columns of the pooled embeddings
   uint32_t heads() const { return heads_; }                    // scores of a sample
-  // Of a program that takes users and candidates, too: by column of DENSE and of the embeddings,
+  // If the program takes users and candidates, too: for each column of DENSE and of the embeddings,
   // whether it is the user's. Empty without.
   const std::vector<bool>& context_dense() const { return context_dense_; }
   const std::vector<bool>& context_embeddings() const { return context_embeddings_; }
