@@ -286,6 +286,41 @@ TEST_F(HoldsTest, EveryPolicyPassesOverHeldRows) {
   }
 }
 
+// A trainer that read a row ahead found it in DDR, held it, and missed it all the same: upkeep had
+// chosen it to leave before, and was writing it to the SSD without the writer lock.
+TEST_F(HoldsTest, ARowThatIsHeldWhileItIsWrittenToTheSsdStays) {
+  for (const bool by_policy : {false, true}) {
+    if (by_policy) options_.tables.resize(1);
+    options_.ddr_policy = by_policy ? "lru" : "clock";
+    auto opened = TrainingStore::Open(options_);
+    ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+    store_ = std::move(*opened);
+    std::vector<int64_t> keys(kKeys);
+    std::iota(keys.begin(), keys.end(), 0);
+    ASSERT_TRUE(store_->EnsureRows(0, keys).ok());  // DDR is full: upkeep is to make room ahead
+    std::vector<int64_t> held;
+    bool written = false;
+    faults_.BeforeWrite([&] {
+      written = true;
+      for (const int64_t key : keys) {
+        if (!InDdr(0, key) || key % 2 == 0) continue;
+        if (!store_->HoldRows(std::vector<TableKeys>{{0, {&key, 1}}}).ok()) break;
+        held.push_back(key);
+      }
+      const auto brought = store_->BringRows(std::vector<TableKeys>{{0, held}});
+      ASSERT_TRUE(brought.ok()) << brought.status().ToString();
+      for (const int64_t key : held) ASSERT_TRUE(InDdr(0, key)) << "as nobody told it to leave";
+    });
+    const uint64_t before = store_->Stats().evictions_to_ssd;
+    for (int turn = 0; turn < 100 && !written; ++turn) store_->Maintain();
+    ASSERT_TRUE(written);
+    EXPECT_GT(store_->Stats().evictions_to_ssd, before) << "rows that nobody holds left";
+    ASSERT_GT(held.size(), 1000U);
+    for (const int64_t key : held) ASSERT_TRUE(InDdr(0, key)) << "key " << key;
+    ASSERT_NO_FATAL_FAILURE(Whole());
+  }
+}
+
 // A version's records, a checkpoint's and the rows themselves are as they would be without holds.
 TEST_F(HoldsTest, VersionsAndCheckpointsDoNotKnowOfHolds) {
   std::vector<std::byte> records[2];

@@ -124,8 +124,10 @@ Result<size_t> SsdMover::Move(RowPool* pool, std::span<const Moving> rows, MoveK
     const Table& table = store_.tables[row.table];
     const std::optional<Holder> holder = HolderOf(pool, row.table, row.key, row.from);
     // Its slot may be another row's by now, and training changes rows where they are: what counts
-    // is that the bytes are those that were written.
-    const auto same = [&] {
+    // is that the bytes are those that were written. A row that is held since must stay, for who
+    // holds it may have seen it in DDR.
+    const auto may_leave = [&] {
+      if (pool->held.Has(row.table, row.key)) return false;
       const auto payload = row.bytes.first(row.bytes.size() - store_.AuxBytes(table));
       const auto aux = row.bytes.subspan(payload.size());
       return holder->place().live() == row.from.live() &&
@@ -134,7 +136,7 @@ Result<size_t> SsdMover::Move(RowPool* pool, std::span<const Moving> rows, MoveK
              (aux.empty() ||
               std::ranges::equal(aux, std::span(pool->arena.Aux(row.from.slot()), aux.size())));
     };
-    if (!holder.has_value() || (row.from.tier() == TierId::kDdr && !same())) {
+    if (!holder.has_value() || (row.from.tier() == TierId::kDdr && !may_leave())) {
       log.Free(batch->slots[i], static_cast<uint32_t>(row.bytes.size()));
       continue;
     }

@@ -1,7 +1,7 @@
 // SsdMover: rows moved to and on the SSD, and compaction: the live rows of a segment that is mostly
 // dead are written again, packed, so that the segment is free. What upkeep asks for lets go of the
-// writer lock while the drive reads and writes; a row that changed meanwhile keeps its place, and
-// the copy is dead.
+// writer lock while the drive reads and writes; a row that changed or came to be held meanwhile
+// keeps its place, and the copy is dead.
 //
 // The segment's own blocks say which rows it holds; one look at the index tells the live ones. What
 // is live yet in no entry, because its bucket or version was retired, is freed without being moved.
@@ -43,8 +43,8 @@ class SsdMover {
       : store_(store), seals_(seals), reclaimer_(reclaimer) {}
 
   // Writes rows to the log, and whoever names their places names the new ones, but for rows that
-  // are gone or changed meanwhile. Returns how many moved; an error: none did. Of rows that leave
-  // DDR the last ones stay, if there is no room for the notes of all.
+  // are gone, changed or held meanwhile. Returns how many moved; an error: none did. Of rows that
+  // leave DDR the last ones stay, if there is no room for the notes of all.
   Result<size_t> Move(RowPool* pool, std::span<const Moving> rows, MoveKind kind,
                       WriterLock* writer);
   // Compacts some blocks, if options.ssd_compaction_bytes_per_s allows it.
