@@ -106,7 +106,7 @@ class BeyondDdrTest : public ::testing::Test {
   std::mt19937 random_{5};
 };
 
-// Of all its tables, so that the drive is asked for as many blocks at once as there are.
+// One batch for all its tables: the drive is asked for as many blocks at once as there are.
 TEST_F(BeyondDdrTest, AStepReadsTheRowsThatItLacksInOneBatch) {
   for (const uint32_t devices : {1U, 2U}) {
     options_.devices = devices;

@@ -63,11 +63,11 @@ struct alignas(64) Bucket {
   std::deque<RemovedKey> removed;
   size_t tidied = 0;
   uint64_t removed_bytes = 0;  // charged for them
-  // Of marks and notes, as the budget is charged.
+  // Bytes of marks and notes, as the budget is charged.
   uint64_t change_bytes() const { return changed.bytes() + removed_bytes; }
 };
 
-// What a bucket costs without its rows and arrays: what the budget is charged.
+// Bytes that the budget is charged for a bucket, its rows and arrays aside.
 inline constexpr uint64_t kBucketBytes = sizeof(Bucket) + alignof(Bucket);
 
 // The copies of one bucket in this store. The newest is owned here, and owns its older one.
@@ -81,7 +81,7 @@ struct BucketSlot {
   std::atomic<uint64_t> held_since{kNotHeld};
   std::atomic<uint32_t> device{0};  // of `newest`
 
-  // What answers at a version; null if the bucket is not held there.
+  // The copy that answers at a version; null if the bucket is not held there.
   const Bucket* At(uint64_t version) const {
     const Bucket* bucket = newest.load(std::memory_order_acquire);
     while (bucket != nullptr && version < bucket->since) {

@@ -34,10 +34,10 @@ constexpr uint32_t kLeastPagedGroups = kLeastPagedBytes / sizeof(IndexGroup);
 constexpr uint32_t kLeastWholePages = 5;
 constexpr uint32_t kLeastWholeGroups = kLeastWholePages * BucketIndex::kPageGroups;
 constexpr uint64_t kSystemPageBytes = 4096;
-// What the heap takes for a piece, beside it: its header, and what aligning leaves.
+// Bytes of the heap for a piece, beside the piece: its header, and what alignment leaves unused.
 constexpr uint64_t kHeapBytes = 64;
 
-// Of the entries of arrays of one kind, those that may be in use.
+// The number of entries of arrays of one kind that may be in use.
 uint64_t MostTaken(uint64_t groups, bool lean) {
   return lean ? groups * kLeanEntries * 17 / 20 : groups * kPlainEntries * 3 / 4;
 }
@@ -109,7 +109,7 @@ uint64_t BucketIndex::HeadBytes(uint32_t group_count) {
 
 uint64_t BucketIndex::BytesFor(uint32_t group_count) {
   uint64_t groups = uint64_t{group_count} * sizeof(IndexGroup);
-  // What is written to, as the system counts.
+  // The system counts whole pages of what is written to.
   if (group_count >= kLeastPagedGroups) {
     groups = (groups + kSystemPageBytes - 1) / kSystemPageBytes * kSystemPageBytes;
   }
@@ -154,7 +154,7 @@ void BucketIndex::Count(GroupRef group, uint64_t key) {
     if (group->key(i).load(std::memory_order_acquire) != key) continue;
     uint64_t word = group->plain_word(i).load(std::memory_order_relaxed);
     if (!IsLive(word, /*lean=*/false) || CountOf(word) == kMaxAccessCount) continue;
-    // What the writer set meanwhile stays.
+    // If the writer set the word meanwhile, its value stays.
     group->plain_word(i).compare_exchange_strong(word, word + (1ULL << kCountShift),
                                                  std::memory_order_relaxed);
   }
@@ -290,7 +290,7 @@ void BucketIndex::Set(uint32_t entry, Location location) {
     word.store(location.word() | count, std::memory_order_release);
     return;
   }
-  // What a chain's word says of the hash its nodes do.
+  // The word of a chain holds no bits of the hash; Read takes the hash from the chain's nodes.
   Entry before;
   EMBERTIDE_CHECK(Read(spot.at, spot.lane, &before));
   word.store(lean_.WordOf(location, lean_.Turned(before.hash)), std::memory_order_release);
@@ -425,7 +425,7 @@ void BucketIndex::Step(uint32_t groups, const Retire& retire) {
       const Placed placed = Place(to, entry);
       if (placed == Placed::kWasDeleted) --deleted_;
       if (placed != Placed::kNowhere) continue;
-      // Of homes before `end`, some stand in `to` as strays until the arrays become plain.
+      // Some keys of homes before `end` stand in `to` as strays until the arrays become plain.
       growth.stuck = true;
       end = home;
     }

@@ -12,7 +12,7 @@
 //   from   [ homes below `moved`: stand in `to` ][ homes from `moved` on: stand here ]
 //   to     [ ....................................... ][ empty yet                         ]
 //
-// What was moved stays in `from` unread, until that is retired.
+// Moved entries stay in `from`, unread, until `from` is retired.
 //
 // A key can stand so far behind its first group in lean arrays and no farther. Should the groups
 // there be full, which no chance brings about but a forger of keys may, the arrays become plain,
@@ -106,11 +106,11 @@ class BucketIndex {
   }
   // That of an index without arrays.
   static GroupRef EmptyGroup() { return {&empty_group_, 0}; }
-  // What FindIn looks for in a group.
+  // The value that FindIn looks for in a group.
   uint64_t Wanted(uint64_t hash, uint64_t key, GroupRef group) const {
     return group.lean() ? lean_.Turned(hash) : key;
   }
-  // What it found there, unless that is kContinueProbe.
+  // The location for `found`, which FindIn returned. Requires: it is not kContinueProbe.
   Location FoundBy(uint64_t hash, uint64_t key, GroupRef group, uint64_t found) const {
     if (found == 0) return {};
     if (!group.lean()) return LocationOf(found);
@@ -208,7 +208,7 @@ class BucketIndex {
   // Verifies invariants 1 and 2. kCorrupt naming the key.
   Status CheckIntegrity() const;
 
-  // Of a word of a plain group.
+  // The location in a word of a plain group.
   static Location LocationOf(uint64_t word) { return Location::FromWord(word & ~kOwnBits); }
 
  private:
@@ -220,7 +220,7 @@ class BucketIndex {
   static constexpr uint32_t kSizes = 112;
   static const std::array<uint32_t, kSizes> kGroupCounts;
 
-  // What an entry says, whatever its group.
+  // The content of an entry, whatever its group.
   struct Entry {
     uint64_t hash = 0;
     Location location;
@@ -256,7 +256,7 @@ class BucketIndex {
     bool stuck = false;              // the next one has no room where it belongs; the writer's
   };
   static Growth* GrowthOf(const Arrays& to) { return reinterpret_cast<Growth*>(to.pages) - 1; }
-  // Of the piece of the heap that holds growth and list, up to where groups may follow.
+  // Bytes of the piece of the heap that holds growth and list, up to where groups may follow.
   static uint64_t HeadBytes(uint32_t group_count);
   // Without pages where the system has no memory for them.
   Arrays Allocate(uint32_t size, bool lean, PagePool* pool) const;
@@ -311,11 +311,11 @@ class BucketIndex {
     return spot.at.arrays.lean() ? spot.at.group->lean_word(spot.lane)
                                  : spot.at.group->plain_word(spot.lane);
   }
-  // What a live word says.
+  // The location in a live word.
   Location SaidBy(uint64_t word, const Arrays& of) const {
     return of.lean() ? lean_.LocationOf(word) : LocationOf(word);
   }
-  // What stands in a lane; false: nothing.
+  // Reads the entry in a lane into `entry`; false: there is none.
   bool Read(const Cursor& at, uint32_t lane, Entry* entry) const;
   // The lane of a key in a group, or kNotFound.
   uint32_t LaneOf(const Cursor& at, uint64_t hash, uint64_t key) const;

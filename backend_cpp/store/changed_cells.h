@@ -68,7 +68,7 @@ class ChangedCells {
   }
 
  private:
-  // Of a 32-bit number that is cut into 64 x words parts.
+  // The offset of the shift of a 32-bit number that is cut into 64 x words parts.
   static constexpr int kShiftOver = 63 - (32 - 6);
   static uint64_t WordsFor(uint32_t entries) {
     return std::bit_ceil(std::max<uint64_t>(uint64_t{2} * entries, 64)) / 64;

@@ -2,7 +2,7 @@
 // that are staged, committed and folded, rows that are pruned, evicted and promoted, segments that
 // are compacted, buckets that move between devices (run under TSan too).
 //
-// What a key reads as follows from the key and the version alone, so that each answer is checked
+// The key and the version alone determine what a key reads as, so that each answer is checked
 // where it is read.
 #include <gtest/gtest.h>
 #include <unistd.h>

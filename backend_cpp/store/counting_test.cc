@@ -150,7 +150,7 @@ TEST_F(CountingTest, PruningLeavesCountersWhileTheirRowStays) {
   Step(store.get(), keys, gradients);
   const std::vector<float> logs(keys.size() * kCounters, 33.0F);
   EXPECT_EQ(*store->AddCounts(0, keys, logs.data(), kCounters), 1000U);
-  // Of a row with one chunk: chunk, counters, accumulator and marks, utilities, index entry.
+  // Bytes of a row with one chunk: chunk, counters, accumulator and marks, utilities, index entry.
   constexpr uint64_t kRow = 4 * kChunkDim + 4 * kCounters + 8 + 4 * 2 + 24;
   auto outcome = store->Prune(0, 500 * kRow);
   ASSERT_TRUE(outcome.ok());
@@ -163,8 +163,8 @@ TEST_F(CountingTest, PruningLeavesCountersWhileTheirRowStays) {
   EXPECT_TRUE(store->CheckIntegrity().ok());
 }
 
-// Of 1,000 keys that learned alike, the first hundred counted: as rows of counters alone they stay
-// when all others go; a key without a row gets one for what it counts; what is learned later
+// 1,000 keys learned alike, and the first hundred of them counted: as rows of counters alone they
+// stay when all others go; a key without a row gets one for what it counts; what is learned later
 // starts clean.
 TEST_F(CountingTest, CountsHaveAWorthOfTheirOwn) {
   StoreOptions options = Options(1, Optimizer::kRowwiseAdagrad);
@@ -190,7 +190,7 @@ TEST_F(CountingTest, CountsHaveAWorthOfTheirOwn) {
     EXPECT_EQ(live, key < 100 ? 0b100 : 0) << key;
   }
   EXPECT_EQ(Read(*store, 0)[kLearned], 33.0F);
-  // What is left takes a few rows more: not for one event, for as many as the others have.
+  // The free bytes hold a few more rows: not for one event, for as many as the others have.
   const std::string state = *store->PruneState(0);
   const std::vector<int64_t> once{2000};
   const std::vector<int64_t> often{2001};

@@ -223,7 +223,7 @@ TEST_P(EqualityTest, OfLargeBagsInBoundedMemory) {
   }).join();
 }
 
-// What requests without offsets are answered by.
+// Requests without offsets are answered in this way.
 TEST_P(EqualityTest, OfBagsOfAKeyEach) {
   const auto store = Open(GetParam());
   std::mt19937 random(9);

@@ -88,7 +88,7 @@ void Finder::AddByFeature(std::span<const BagFeature> features, std::span<const 
   for (size_t f = 0; f < step; ++f) {
     for (const KeyBags& request : requests) {
       const size_t bags = request.bags();
-      // Of one feature, all bags stand together as they are.
+      // The bags of a lone feature stand together as they are.
       const size_t together = step == 1 ? bags : 1;
       for (size_t bag = f; bag < bags; bag += step * together) {
         const size_t first = request.begin_of(bag);
@@ -117,7 +117,7 @@ void Finder::Aim(size_t first, size_t end) {
     if (until == run.end) ++run_;
   }
   for (size_t i = first; !remote_.empty() && i < end; ++i) {
-    // What came from elsewhere is not looked for here, where a superseded copy may still be.
+    // Keys that came from elsewhere are not looked for here, where a superseded copy may still be.
     if (!remote(i)) continue;
     groups_[i] = BucketIndex::EmptyGroup();
     buckets_[i] = nullptr;
@@ -133,7 +133,7 @@ void Finder::AimAt(const Table& table, size_t first, size_t n, const uint64_t* h
   const uint64_t version = version_;
   const Bucket** buckets = buckets_.data() + first;
   GroupRef* groups = groups_.data() + first;
-  // Of plain groups, it is the key instead.
+  // In plain groups, the key itself is looked for instead.
   if (kLean) kRowOps->turn(hashes, n, bits, wanted_.data() + first);
   for (size_t i = 0; i < n; ++i) {
     const uint64_t hash = hashes[i];
@@ -189,7 +189,7 @@ void Finder::StepOf() {
   AskForRows();
 }
 
-// What the keys' first groups have of them.
+// Looks for keys in their first groups, and places what it finds there.
 template <bool kLean>
 void Finder::Place(size_t first, size_t end) {
   std::array<uint64_t, kMostKeysAStep + RowOps::kPlacedAtOnce> words;
@@ -271,7 +271,7 @@ void Finder::AskForRows() {
   lines_count_ = 0;
 }
 
-// Of any key, wherever its row lies.
+// Places any key, wherever its row lies.
 void Finder::PlaceOne(size_t i, Location indexed) {
   if (remote(i)) return TakeRemote(i);
   uint64_t* changed = note_changes_ ? &changed_[i] : nullptr;

@@ -65,7 +65,7 @@ class Finder {
   }
   bool remote(size_t i) const { return !remote_.empty() && remote_[i] != nullptr; }
   size_t size() const { return size_; }
-  // What its memory takes, kept between chunks.
+  // Bytes of its memory, which is kept between chunks.
   size_t memory_bytes() const;
   // Keys that are watched, where there is an observer; the caller empties it.
   std::vector<WatchedKey>& watched() { return watched_; }
@@ -104,7 +104,7 @@ class Finder {
   void StepOf();
   template <bool kLean>
   void Aim(size_t first, size_t end);
-  // Of n keys of one table, with their hashes; as the following two.
+  // AimAt and Watch take n keys of one table from `first` on, with their hashes.
   template <bool kLean>
   void AimAt(const Table& table, size_t first, size_t n, const uint64_t* hashes);
   void Watch(const Table& table, size_t first, size_t n, const uint64_t* hashes);
@@ -114,7 +114,7 @@ class Finder {
   // How words of these groups, of keys of a table, say where its rows lie; null if not all alike.
   template <bool kLean>
   const RowShape* ShapeOf(const Table& table, size_t first, size_t n) const;
-  // Of n keys, with what was found of them in their groups; as the following one.
+  // PlaceAlike and PlaceEach take n keys from `first` on, with what their groups have of them.
   void PlaceAlike(const RowShape& shape, size_t first, size_t n, const uint64_t* words);
   void PlaceEach(size_t first, size_t n, const uint64_t* words);
   void PlaceOne(size_t i, Location indexed);
@@ -146,7 +146,7 @@ class Finder {
   bool waits_ = false;
   bool only_ddr_ = true;
   bool note_changes_ = false;
-  // Of each key; groups are those where it was found, or the first.
+  // One for each key, runs_ aside; groups_ has those where the keys were found, or their first.
   std::vector<Run> runs_;
   std::vector<uint64_t> keys_;
   std::vector<uint64_t> wanted_;  // what is looked for in its group, where some are lean
@@ -158,10 +158,10 @@ class Finder {
   // Keys that are not in their first group, which is full.
   std::array<size_t, kMostKeysAStep + 1> late_;
   size_t late_count_ = 0;
-  // Of those, keys that are not in their second group, either.
+  // Keys in late_ that are not in their second group, either.
   std::array<size_t, kMostKeysAStep> last_;
   size_t last_count_ = 0;
-  // Of the rows that a step found; those that Place left to PlaceOne have two of them.
+  // Lines of the rows that a step found; those that Place left to PlaceOne have two of them.
   std::array<Lines, 4 * kMostKeysAStep + RowOps::kPlacedAtOnce> lines_;
   size_t lines_count_ = 0;
   // The first key whose bucket is not held, if any.

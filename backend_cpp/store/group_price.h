@@ -1,4 +1,4 @@
-// What pruning keeps of a group of tables beside their rows.
+// GroupPrice: what pruning keeps of a group of tables beside their rows.
 #pragma once
 
 #include <algorithm>
@@ -14,21 +14,21 @@
 
 namespace embertide {
 
-// What a row's counters are worth, in utility: in proportion to one of its counts, so that those of
-// all rows of the table are worth PrunedCounts::worth times what the rows have learned. Found anew
-// in each pass; 0 before the first.
+// The utility of a row's counters: in proportion to one of its counts, so that those of all rows
+// of the table are worth PrunedCounts::worth times what the rows have learned. Computed anew in
+// each pass; 0 before the first.
 struct CountsWorth {
   PrunedCounts of;            // of.worth 0: the table's counts are worth nothing, or it has none
   float reference = 0.0F;     // the log of a count ...
   float of_reference = 0.0F;  // ... that is worth so much
 
-  // Of a row with this log of a count; 0: it never counted.
+  // The utility of a row with this log of a count; 0: it never counted.
   float Of(float log) const {
     return log == 0.0F || of_reference == 0.0F ? 0.0F : of_reference * std::exp2(log - reference);
   }
 };
 
-// What a table's utilities are taken by, so that those of all tables of a group say the same.
+// The scale of a table's utilities, which makes those of all tables of a group comparable.
 struct UtilityScale {
   double at_stake = 0.0;  // sums of Store::RecordSensitivity, which decay as utilities do
   double squares = 0.0;

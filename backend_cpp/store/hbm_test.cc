@@ -109,7 +109,7 @@ class HbmTest : public ::testing::TestWithParam<Case> {
     }
   }
 
-  // What peers answered for some keys of a request: rows, default rows, or a sum of several keys.
+  // Answers of peers for some keys of a request: rows, default rows, or a sum of several keys.
   struct Remote {
     std::vector<uint32_t> of;
     std::vector<RemoteRow> rows;

@@ -118,7 +118,7 @@ struct HbmTier::Flight {
   std::span<const KeyBags> requests;
   BelowHbm* below;
   std::vector<std::unique_ptr<HbmBatch>> ring{};
-  // What a batch missed, as a request to the tiers below.
+  // The keys that a batch missed, as a request to the tiers below.
   std::vector<int64_t> keys{};
   std::vector<uint32_t> offsets{};
   std::vector<uint32_t> remote_of{};

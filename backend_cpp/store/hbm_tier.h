@@ -23,7 +23,7 @@
 
 namespace embertide {
 
-// What a lookup through the tier needs of the lookup below it (lookup.cc). Of one thread.
+// The lookup below the tier (lookup.cc), as far as a lookup through the tier needs it. One thread.
 class BelowHbm {
  public:
   virtual ~BelowHbm() = default;
@@ -35,7 +35,7 @@ class BelowHbm {
   };
   // Finds keys as BagReader::Lookup does, but their answers, and counts them.
   virtual Status Find(std::span<const BagFeature> features, const KeyBags& keys) = 0;
-  // What the i-th of those keys found.
+  // The row that the i-th of those keys found.
   virtual Row At(size_t i) const = 0;
   // Counts a key that was found in HBM.
   virtual void CountHit(uint32_t table, uint64_t key, uint16_t live) = 0;
@@ -57,7 +57,7 @@ class HbmTier {
   uint32_t AccessesToEnter(uint32_t table) const { return accesses_to_enter_[table]; }
   uint64_t fallbacks() const { return fallbacks_.load(); }
   uint64_t wishes_dropped() const { return wishes_dropped_.load(); }
-  // Of the host's bytes, what one arena of the store is charged.
+  // The part of the host's bytes that one arena of the store is charged for.
   uint64_t HostBytesOfArena() const { return arena_bytes_; }
 
   // Rows that readers missed since the last call, each once, by device; empty if another thread is

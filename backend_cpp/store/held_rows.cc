@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kLeastSlots = 256;
 
-// Of so many keys, with at most 3/4 of them used.
+// Slots for so many keys, at most 3/4 of them used.
 size_t SlotsFor(size_t keys) { return std::bit_ceil(std::max(kLeastSlots, keys + keys / 3 + 1)); }
 
 }  // namespace

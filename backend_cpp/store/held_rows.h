@@ -46,7 +46,7 @@ class HeldRows {
   // Keys that are held, and what whole rows of them take.
   uint64_t rows() const { return rows_.load(std::memory_order_relaxed); }
   uint64_t row_bytes() const { return row_bytes_.load(std::memory_order_relaxed); }
-  // Of the slots, charged to the budget.
+  // Bytes of the slots, charged to the budget.
   uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
   // kCorrupt naming what does not hold.
   Status CheckIntegrity() const;
@@ -59,7 +59,7 @@ class HeldRows {
   };
   size_t HomeOf(uint32_t table, uint64_t key) const;
   size_t Next(size_t slot) const { return (slot + 1) & (slots_.size() - 1); }
-  // Of the key, or the empty one where it would stand. Requires: there are slots.
+  // The slot of the key, or the empty one where it would stand. Requires: there are slots.
   size_t Find(uint32_t table, uint64_t key) const;
 
   ByteBudget* const budget_;

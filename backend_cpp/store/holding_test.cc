@@ -242,7 +242,7 @@ TEST_F(HoldingTest, RowsAndSumsOfAPeerAddUpToOneStoresAnswer) {
       keys.push_back(static_cast<int64_t>(random() % kKeys));
     offsets.push_back(static_cast<uint32_t>(keys.size()));
   }
-  // What the peer is asked: bags of several of its keys as sums, single keys as rows.
+  // Keys that the peer is asked for: bags of several of its keys as sums, single keys as rows.
   std::vector<int64_t> asked;
   std::vector<uint32_t> sum_offsets = {0};
   std::vector<uint32_t> places;

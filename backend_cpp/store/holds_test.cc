@@ -229,7 +229,7 @@ TEST_F(HoldsTest, WhatDoesNotFitIsRefusedWholeAndSaysWhatWould) {
       << refused.status().message();
   EXPECT_EQ(store_->Held().rows, before.rows);
   EXPECT_EQ(store_->Held().bytes, before.bytes);
-  // What index and directories take leaves less than hold_bytes: 60,000 entries of some 25 bytes.
+  // Index and directories leave less than hold_bytes: 60,000 entries of some 25 bytes.
   EXPECT_LT(before.most_bytes, options_.hold_bytes);
   ASSERT_NO_FATAL_FAILURE(Whole());
   // Up to its bound all can be held and read, whatever else goes on.

@@ -34,7 +34,7 @@ LeanShape LeanShape::Of(const RowLayout& layout, uint32_t bucket, uint32_t bucke
 
 uint32_t LeanShape::Window(uint32_t groups) const {
   if (slot_bits == 0) return 0;
-  // Of a hash's low half, those that an entry holds.
+  // Bits that an entry holds of a hash's low half.
   const int held = HeldBits();
   if (held >= 32) return groups;
   // So many groups' hashes differ in them.

@@ -15,7 +15,7 @@
 // of. Where a bucket has too few groups for the bits that are left, its groups are plain ones; so
 // they are where rows go by access counts, which lean entries have not, or to an SSD.
 //
-// Of either kind, entries are taken from the front and never become empty again, so a group whose
+// Entries of either kind are taken from the front and never become empty again, so a group whose
 // last entry is empty is where a search ends.
 //
 // Threads: one writer; any thread reads. An entry is published by its word. Plain ones are used
@@ -83,7 +83,7 @@ class GroupRef {
   uintptr_t bits_;
 };
 
-// What a search for a key in a group gave, if not the word of a row of DDR. As a word,
+// Results of a search for a key in a group, other than the word of a row of DDR. As a word,
 // kContinueProbe names a row of DDR, so that one test tells both from all else.
 inline constexpr uint64_t kIndexDeleted = 1ULL << 56;
 inline constexpr uint64_t kContinueProbe = kIndexDeleted | Location::kDdrKind;
@@ -118,19 +118,19 @@ struct LeanShape {
   [[gnu::always_inline]] static uint64_t Turn(uint64_t hash, uint32_t bucket_bits) {
     return (hash << bucket_bits >> (32 + bucket_bits)) | (hash << (32 - bucket_bits));
   }
-  // Of a hash's low half, which says its group, the bits that an entry holds.
+  // Bits that an entry holds of a hash's low half, which says its group.
   int HeldBits() const {
     return static_cast<int>(kBesideBits + 64U + bucket_bits) - static_cast<int>(slot_bits + 32U);
   }
   // The hash of an entry that has these bits of it, and stands in this one of so many groups.
   uint64_t HashOf(uint64_t turned, uint32_t number, uint32_t groups) const;
-  // How many groups from its first a key may stand in, of so many; 0: there are too few.
+  // Groups, out of so many, that a key may stand in from its first on; 0: there are too few.
   uint32_t Window(uint32_t groups) const;
 
   // The word of an entry of any kind. Requires: it names no row of an SSD.
   uint64_t WordOf(Location location, uint64_t turned) const;
   Location LocationOf(uint64_t word) const;
-  // What Find in a lean group gave: a row.
+  // The row that FindLean returned for a lean group.
   Location RowOf(uint64_t found) const {
     return {TierId::kDdr, static_cast<uint16_t>(found & ((1U << chunks) - 1U)), SlotOf(found)};
   }
@@ -159,7 +159,7 @@ struct LeanShape {
   uint64_t TurnedOf(uint32_t beside, uint64_t word) const {
     return beside | (word >> slot_bits << kBesideBits);
   }
-  // Of a turned hash, those that a word holds.
+  // The bits of a turned hash that a word holds.
   uint64_t RestOf(uint64_t turned) const { return turned >> kBesideBits << slot_bits; }
 };
 
@@ -247,9 +247,9 @@ template <typename Vector>
   return word | (static_cast<uint64_t>(static_cast<unsigned>(word == 0) & full) * kContinueProbe);
 }
 
-// What a lean group has of a turned hash: a row of DDR, as LeanShape::RowOf takes it; if it is not
-// there 0, or kContinueProbe if it may be in the next; kAskIndex if that does not say it. Requires:
-// the key would stand within its window.
+// Looks for a turned hash in a lean group. Returns a row of DDR, as LeanShape::RowOf takes it; 0 if
+// it is not there, or kContinueProbe if it may be in the next group; kAskIndex if that does not say
+// it. Requires: the key would stand within its window.
 [[gnu::always_inline]] inline uint64_t FindLean(const IndexGroup& group, uint32_t slot_bits,
                                                 uint64_t turned) {
   // The first entry with the hash's tag; if there is none, the last: that it is used says to go on.

@@ -110,7 +110,7 @@ RowOps::Placed Place(const RowShape& shape, const uint64_t* words, const GroupRe
 #if defined(__AVX2__)
 constexpr size_t kFoundAtOnce = 32;
 
-// What is read of keys' lean groups.
+// The fields that are read from keys' lean groups.
 struct LeanNotes {
   alignas(64) std::array<uint64_t, kFoundAtOnce> words;
   alignas(64) std::array<uint64_t, kFoundAtOnce> its;    // two bits an entry of the same tag
@@ -150,8 +150,8 @@ Notes Compare(const LeanNotes& notes, size_t i, Notes bits, Notes wanted) {
   return row ? place : no_row;
 }
 
-// Of lean groups, kFoundAtOnce at most. Reads all before it compares any, for what was just noted
-// cannot be loaded as a vector yet.
+// As FindLean, of at most kFoundAtOnce keys. Reads all before it compares any, for what was just
+// noted cannot be loaded as a vector yet.
 void FindAtOnce(const GroupRef* groups, const uint64_t* wanted, size_t n, uint64_t* found) {
   LeanNotes notes;
   Read(groups, wanted, n, &notes);

@@ -171,7 +171,7 @@ TEST(KeysTest, RowsThatCameFromElsewhereStandInTheirPlaces) {
   }
 }
 
-// What a trainer does: rows imported again and again, taken as changes, and gone.
+// A trainer imports rows again and again, takes them as changes, and loses them.
 TEST(KeysTest, ATrainingStorePublishesTheRowsThatWereImported) {
   StoreOptions options;
   options.tables = Tables();

@@ -31,11 +31,11 @@ class LateKeys {
   // Sees to all that wait. Requires: no writer lock.
   void Finish();
 
-  // Of the rows that these keys have now.
+  // Counts of the rows that these keys have now.
   uint64_t made() const { return made_; }
   uint64_t brought() const { return brought_; }
   uint64_t updated() const { return updated_; }
-  // Of the first key that failed.
+  // The status of the first key that failed.
   const Status& failure() const { return failure_; }
 
  private:

@@ -1,4 +1,4 @@
-// What a place of an index entry means at a version.
+// The meaning of an index entry's place at a version.
 #include "store/location.h"
 
 namespace embertide {

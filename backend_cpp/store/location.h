@@ -24,7 +24,7 @@ class Location {
  public:
   static constexpr uint32_t kLiveShift = 38;
   static constexpr uint64_t kSlotMask = (1ULL << kLiveShift) - 1;
-  // What is_ddr_row looks at in a word, and what that is of a row of DDR.
+  // The bits of a word that is_ddr_row looks at, and their value in a row of DDR.
   static constexpr uint64_t kKindMask = (1ULL << 63) | (3ULL << 54);
   static constexpr uint64_t kDdrKind = uint64_t{static_cast<uint8_t>(TierId::kDdr)} << 54;
 
@@ -74,8 +74,8 @@ struct VersionNode {
   uint32_t bucket = 0;
 };
 
-// What a chain or an entry means at a version, and which version it is of (a row of no chain
-// leaves `changed_at` alone).
+// The place that a chain or an entry means at a version, and which version it is of (a row of no
+// chain leaves `changed_at` alone).
 Location Resolve(Location location, uint64_t version, uint64_t* changed_at = nullptr);
 
 }  // namespace embertide

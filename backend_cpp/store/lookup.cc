@@ -153,7 +153,7 @@ Result<size_t> AnswerFeature(const StoreState& store, std::span<const BagFeature
   return at;
 }
 
-// Of the bags of one feature of a request, whose keys the finder has from `at` on.
+// Writes the sources of a request's bags of one feature; the finder has their keys from `at` on.
 void WriteSources(const Finder& finder, size_t features, size_t number, const KeyBags& request,
                   size_t at) {
   if (features == 1 && finder.only_ddr()) {
@@ -196,7 +196,7 @@ static Status Answer(const StoreState& store, uint64_t version,
 
 namespace {
 
-// What the HBM tier asks of the tiers below it.
+// The lookup in the tiers below, for the HBM tier.
 class BelowHbmLookup : public BelowHbm {
  public:
   BelowHbmLookup(const StoreState& store, uint64_t version, LookupScratch* scratch)

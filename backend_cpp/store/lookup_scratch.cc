@@ -1,4 +1,4 @@
-// What a thread keeps for its lookups: see the header.
+// LookupScratch, the memory that a thread keeps for its lookups: see the header.
 #include "store/lookup_scratch.h"
 
 #include <algorithm>

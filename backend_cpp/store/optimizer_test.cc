@@ -213,7 +213,7 @@ TEST_P(OptimizerTest, GradientsThatAreNotFiniteChangeNothing) {
   }
 }
 
-// What is clipped is clipped for utilities too.
+// A clipped gradient is clipped for utilities too.
 TEST_P(OptimizerTest, AClippedGradientCountsAsTheClippedOne) {
   std::vector<float> gradients(kDim, 0.0F);
   gradients[0] = 3.0F;          // of chunk 0

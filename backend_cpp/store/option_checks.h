@@ -1,4 +1,4 @@
-// What a store's options must be, and what they say of budgets.
+// Checks of a store's options, and the budgets that follow from them.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ enum class Profile : uint8_t {
 
 // kInvalidArgument naming the option, its value and what to give.
 Status ValidateOptions(const StoreOptions& options, Profile profile);
-// What the tables with budgets of their own leave to the others, of DDR or of the SSD.
+// Bytes of DDR or of the SSD that the tables with budgets of their own leave to the others.
 uint64_t LeftToShare(const StoreOptions& options, bool ssd);
 
 }  // namespace embertide

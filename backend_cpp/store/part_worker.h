@@ -34,7 +34,7 @@ struct Occurrence {
   uint64_t place;
 };
 
-// What moments lose over a row's steps.
+// The decay of moments over a row's steps.
 struct MomentDecay {
   Decay first;
   Decay second;
@@ -46,7 +46,7 @@ enum class StepWork : uint8_t {
   kUpdate,  // both, and rows take a step of the optimizer
 };
 
-// What the threads of a step share.
+// The state that the threads of a step share.
 struct TableStep {
   const StoreState* store = nullptr;
   Table* table = nullptr;
@@ -84,10 +84,10 @@ class PartWorker {
            const uint32_t* counts, bool placed);
   // One row, which lies in DDR by now. Requires: kUpdate, and the pool's writer.
   void Update(const RowPool& pool, const Late& late, Location place);
-  // What a key's gradients add to the utility of all its chunks; not finite if they are not.
+  // The utility that a key's gradients add to all its chunks together; not finite if they are not.
   float Earned(const Late& late);
 
-  // Of the parts since ForgetLate, those of a part in the order of their first occurrences.
+  // Late keys of the parts since ForgetLate; those of a part in the order of their occurrences.
   const std::vector<Late>& late();
   void ForgetLate();
   // Rows since Begin, those of them whose gradients were clipped, and those whose gradients are not
@@ -112,7 +112,7 @@ class PartWorker {
     RowAux* aux;
     uint16_t live;
   };
-  // What a key's place in the pipeline holds of it.
+  // The state of a key at its place in the pipeline.
   struct Pending {
     const Bucket* bucket;
     GroupRef index_group;
@@ -139,7 +139,7 @@ class PartWorker {
   void Descend(const Row* rows, size_t n);
   template <Optimizer kOptimizer>
   void DescendBy(const Row* rows, size_t n);
-  // How much of what was summed for a row is left of it, with a norm of `most`.
+  // The factor that shortens a row's sums to a norm of `most`; 1 where they are within it.
   double Clip(size_t row, double most);
   // Takes the squares of a row's gradient into what is kept of the row, and gives the rate of its
   // step. False: the gradient is not finite, or its squares are not; nothing is changed.

@@ -1,5 +1,5 @@
-// What a chunk must be worth: one price a byte for all rows of a group of tables, so that what is
-// worth it fits the bytes that the group may have (docs/design/0008-pruning.md).
+// Prices of chunks: one price a byte for all rows of a group of tables, so that what is worth it
+// fits the bytes that the group may have (docs/design/0008-pruning.md).
 //
 //   a chunk is kept     if its utility exceeds price x its bytes
 //   a row is kept       if what its kept chunks and its counters are worth over that exceeds price
@@ -25,7 +25,7 @@ namespace embertide {
 // An index entry, of arrays as full as they are on average.
 inline constexpr uint32_t kEntryBytes = 24;
 
-// What rows of a table cost.
+// The cost of rows of a table.
 struct RowCost {
   uint32_t chunks = 0;  // that gradients teach
   uint32_t chunk_bytes = 0;
@@ -41,7 +41,7 @@ struct RowCost {
     return {learned.chunks, layout.chunk_bytes(), scale + aux_bytes + kEntryBytes, counters,
             layout.PayloadBytes(counters)};
   }
-  // Of a row with these live chunks.
+  // Bytes of a row with these live chunks.
   uint64_t Bytes(uint16_t live) const {
     const auto learned = static_cast<uint16_t>(live & ~counters);
     return LeastBytes() + uint64_t{chunk_bytes} * static_cast<uint32_t>(std::popcount(learned));
@@ -76,7 +76,7 @@ class PriceSample {
     utilities_.insert(utilities_.end(), utility, utility + cost.utilities());
   }
   size_t size() const { return rows_.size(); }
-  // Of the rows and chunks that are worth that price.
+  // Bytes of the rows and chunks that are worth that price.
   uint64_t BytesAt(float price) const {
     uint64_t bytes = 0;
     for (const Row& row : rows_) {

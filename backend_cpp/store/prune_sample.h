@@ -20,13 +20,13 @@
 
 namespace embertide {
 
-// Of one table.
+// The sample of one table's rows.
 struct TableSample {
   double scale = 1.0;  // that its utilities were multiplied by
   uint32_t floats = 0;
   std::vector<float> rows;
 
-  // What the counts of the table are worth, by these rows; `before`, if none of them has a count.
+  // The worth of the table's counts, by these rows; `before`, if none of them has a count.
   CountsWorth FindWorth(const RowCost& cost, const CountsWorth& before) const;
 };
 

@@ -107,7 +107,7 @@ class PruneSsdTest : public ::testing::Test {
       TableConfig table;
       table.name = "t" + std::to_string(t);
       table.id = t;
-      // Of one chunk; of four; of two and counters.
+      // Rows of one chunk; of four; of two and counters.
       table.layout = t == 0   ? RowLayout{1, kDim, DType::kFp32}
                      : t == 1 ? RowLayout{4, kDim / 4, DType::kFp32}
                               : RowLayout{3, kDim / 2, DType::kFp32};
@@ -240,7 +240,7 @@ TEST_F(PruneSsdTest, APassOverWholeRowsReadsNothing) {
   EXPECT_GT(outcome.value().rows_pruned, 20'000U);
   EXPECT_TRUE(faults_.TakeReads().empty());
   EXPECT_TRUE(store->CheckIntegrity().ok());
-  // What is left of the rows on the SSD goes with their segments.
+  // The remains of the rows on the SSD go with their segments.
   for (int i = 0; i < 50; ++i) store->Maintain();
   EXPECT_LT(store->Stats().ssd_bytes, 3U << 20);
 }

@@ -1,4 +1,4 @@
-// What a checkpoint has of a group of pruned tables beside their rows: written, read, and put
+// The state of a group of pruned tables in a checkpoint, beside their rows: written, read, and put
 // together where a run goes on with another number of ranks.
 #include <cstring>
 
@@ -7,7 +7,7 @@
 namespace embertide {
 namespace {
 
-// What PruneState writes before the waiting keys.
+// The numbers that PruneState writes first; the waiting keys come last.
 struct SavedPrice {
   float price;
   uint32_t zero;
@@ -41,7 +41,7 @@ Status WrongState(uint64_t bytes, uint32_t group, const std::string& must) {
                               must + " must be those that it was saved with"};
 }
 
-// Of a group of so many tables and kinds of rows; nullopt: it is not.
+// The state of a group of so many tables and kinds of rows; nullopt: it is none.
 std::optional<SavedState> ReadState(const GroupPrice& group, std::string_view state)
     EMBERTIDE_REQUIRES(group.mutex) {
   SavedState saved;

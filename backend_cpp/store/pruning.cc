@@ -19,7 +19,7 @@ constexpr size_t kReshapedAtOnce = 512;
 
 // Rows that a price is found with, at most: the bytes that they stand for are within 1 % of all.
 constexpr uint64_t kSampleRows = 65'536;
-// Of the bytes, what a pass leaves free for keys that come until the next.
+// The share of the bytes that a pass leaves free for keys that come until the next.
 constexpr double kLeftFree = 0.05;
 // Entries of a slice: well under a millisecond.
 constexpr uint64_t kSliceEntries = 4096;
@@ -63,7 +63,7 @@ class PrunePass {
   void PruneBucket(const Table& table, uint32_t bucket, uint32_t max_age, PruneOutcome* outcome);
 
  private:
-  // What a row's chunks are worth now.
+  // The utility of each of a row's chunks now.
   std::array<float, kMaxChunks> UtilityOf(const Table& table, const RowNote& note) const;
   // Calls visit(pool, place) for one of 2^rare rows.
   template <typename Visit>
@@ -303,7 +303,7 @@ Result<PruneOutcome> TrainingStore::Prune(uint32_t g, uint64_t bytes, uint32_t m
     }
   }
   const MutexLock lock(group->mutex);
-  // What others left of the bytes is not known here.
+  // The bytes that others left are not known here.
   group->room = samples.size() > 1 ? 0 : bytes - std::min(bytes, outcome.bytes);
   return outcome;
 }

@@ -205,7 +205,7 @@ class PruningTest : public ::testing::Test {
     for (int64_t key = first; key < first + count; ++key) keys.push_back(key);
     return keys;
   }
-  // Of a whole row: payload, accumulator and marks, utilities, index entry.
+  // Bytes of a whole row: payload, accumulator and marks, utilities, index entry.
   static constexpr uint64_t kRow = 4 * kDim + 8 + 4 * kChunks + 24;
 
   StoreOptions options_;
@@ -338,11 +338,11 @@ TEST_F(PruningTest, AKeyGetsItsRowOnceItHasEarnedThePrice) {
   float sum = 0;
   for (uint32_t c = 0; c < kChunks; ++c) sum += state.utility[c];
   EXPECT_NEAR(sum, 2 * 16 * 0.81F, 0.3F) << "a row begins with what its key earned";
-  // What it earned before was spent on the row.
+  // The utility that it earned before was spent on the row.
   ASSERT_TRUE(store_->SetLive(0, 5000, 0).ok());
   Step(0, {5000}, 0.3F);
   EXPECT_EQ(Live(0, 5000), 0);
-  // What was pruned is remembered: a little is enough for it, not for a new key.
+  // A pruned key is remembered: a little is enough for it, not for a new key.
   Step(0, {3, 6000}, 0.3F);
   EXPECT_EQ(Live(0, 3), 0b1111);
   EXPECT_EQ(Live(0, 6000), 0);

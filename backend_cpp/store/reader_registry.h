@@ -53,7 +53,7 @@ class ReaderRegistry {
 
   // The epoch under which something unlinked before this call is retired.
   uint64_t Retire() { return epoch_.fetch_add(1); }
-  // What was retired under an epoch < this may be freed.
+  // Everything that was retired under an epoch < this may be freed.
   uint64_t MinEpoch() const;
   // The read in flight that began first, for messages.
   std::string OldestRead() const;

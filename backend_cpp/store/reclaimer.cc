@@ -1,4 +1,4 @@
-// What is unlinked, until it is freed: see the header.
+// Reclaimer, which keeps what is unlinked until it is freed: see the header.
 #include "store/reclaimer.h"
 
 #include <algorithm>

@@ -137,7 +137,7 @@ Status Residency::ReserveBy(RowPool* pool, Bucket* bucket,
     const uint64_t before = bucket->index.bytes();
     retired_bytes = 0;
     Status reserved = reserve(retire);
-    // What was retired stays charged until it is freed: now, but for readers.
+    // Retired bytes stay charged until they are freed: now, but for readers.
     store_.counters.index_bytes += bucket->index.bytes() + retired_bytes - before;
     if (retired_bytes > 0) reclaimer_.Reclaim(pool);
     if (reserved.ok()) return reserved;

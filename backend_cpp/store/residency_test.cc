@@ -1,4 +1,4 @@
-// What the tiers hold of each table, and what becomes of what is read.
+// The rows that the tiers hold of each table, and what becomes of rows that are read.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -16,7 +16,7 @@
 namespace embertide {
 namespace {
 
-// What readers have to tell of the SSD, and what becomes of it, adds up.
+// The reads of the SSD that readers report, and what becomes of them, add up.
 TEST_F(ResidencyTest, EachReadOfTheSsdIsPromotedRefusedOrDroppedAndCounted) {
   for (const char* policy : {"clock", "clock:15"}) {
     StoreOptions options =

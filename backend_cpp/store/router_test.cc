@@ -28,7 +28,7 @@ float ValueOf(uint32_t table, int64_t key, uint32_t d) {
   return static_cast<float>(table) * 100.0F + static_cast<float>(key % 97) + 0.25F * d;
 }
 
-// What owners would answer to `routed`.
+// The answer that owners would give to `routed`.
 std::vector<float> Answer(const Router& router, const Routed& routed) {
   std::vector<float> rows;
   size_t k = 0;

@@ -112,7 +112,7 @@ struct Int8 {
   }
 };
 
-// What stands for the elements of a dead chunk.
+// Zeros that stand for the elements of a dead chunk.
 alignas(64) constexpr std::byte kZeros[4 * kWidth] = {};
 
 // One or the other, without a branch, which live masks would send the wrong way half of the time.
@@ -188,7 +188,7 @@ struct ToFloats32 {
 constexpr uint32_t kWhole = 0;
 constexpr uint32_t kAsMany = ~0U;
 
-// What rows are multiplied by: nothing, or a weight each. A product of two floats is exact in fp64.
+// The factors of rows: none, or a weight each. A product of two floats is exact in fp64.
 struct Unweighed {
   struct Of {
     static Doubles Times(const Doubles& values) { return values; }

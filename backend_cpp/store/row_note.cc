@@ -1,4 +1,4 @@
-// What pruning knows of a row: see the header.
+// RowNote, what pruning knows of a row: see the header.
 #include "store/row_note.h"
 
 #include <cstring>
@@ -9,7 +9,7 @@
 namespace embertide {
 namespace {
 
-// Of the count that says what a row's counters are worth; 0: none.
+// The log of the count that says what a row's counters are worth; 0: none.
 float LogIn(const Table& table, uint16_t live, const std::byte* payload) {
   if ((live & table.cost.counters) == 0) return 0.0F;
   const RowLayout learned = table.config.learned();

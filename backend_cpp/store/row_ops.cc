@@ -8,7 +8,7 @@
 
 namespace embertide {
 
-// Of the files beside this one.
+// The functions of the files beside this one.
 const RowOps* PlainRowOps();
 #if defined(__x86_64__)
 const RowOps* Avx2RowOps();

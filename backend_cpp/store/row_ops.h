@@ -1,5 +1,5 @@
-// What a lookup does with many keys or rows at once: look into index groups, pool rows, add them to
-// a bag's fp64 sums, write a row as floats.
+// RowOps: what a lookup does with many keys or rows at once: look into index groups, pool rows,
+// add them to a bag's fp64 sums, write a row as floats.
 //
 // By the widest vectors that this CPU has (AVX-512, AVX2, else the compiler's baseline), chosen
 // once; EMBERTIDE_VECTORS=avx512, avx2 or plain in the environment says which. Every way gives the
@@ -19,7 +19,7 @@
 
 namespace embertide {
 
-// What a key's answer is made of.
+// The data that a key's answer is made of.
 enum class FoundKind : uint8_t {
   kRow,      // a payload
   kDefault,  // the table's default row
@@ -27,7 +27,7 @@ enum class FoundKind : uint8_t {
   kNothing,  // nothing: it is in another key's sums
 };
 
-// What a key found.
+// The result of the search for a key.
 struct FoundRow {
   const std::byte* payload = nullptr;
   uint16_t live = 0;

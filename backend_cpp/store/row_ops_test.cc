@@ -243,7 +243,7 @@ struct AWord {
   Location row;
 };
 
-// Of a row with an access count, or as FindLean gives it; half of the time of anything else.
+// Draws a row's word, with an access count or as FindLean gives it; half of the time another one.
 AWord DrawWord(const RowLayout& layout, const LeanShape& lean, bool is_lean,
                std::mt19937_64* random) {
   const std::array<uint64_t, 5> others = {0, kAskIndex, (1ULL << 63) + 4096,

@@ -217,7 +217,7 @@ TEST_F(RowPlacesTest, PlacesOfOtherKeysAreRefused) {
   EXPECT_TRUE(Everything(*told_) == before);
 }
 
-// Of another store they say nothing: its rows lie elsewhere.
+// Places say nothing of another store: its rows lie elsewhere.
 TEST_F(RowPlacesTest, PlacesOfAnotherStoreAreNotUsed) {
   auto pieces = Draw(1000, 500);
   LookUp(*told_, pieces);

@@ -63,8 +63,8 @@ struct Hand {
 struct TableShare {
   static constexpr uint64_t kNone = ~0ULL;
   std::atomic<uint64_t> bytes{kNone};
-  // What the rows may take now: `bytes`, or more while a share that was lowered is being emptied.
-  // It never rises before the next share is set.
+  // Bytes that the rows may take now: `bytes`, or more while a share that was lowered is being
+  // emptied. It never rises before the next share is set.
   std::atomic<uint64_t> allowed{kNone};
   Hand clock;  // of evictions among the table's own rows
   bool given() const { return bytes.load(std::memory_order_relaxed) != kNone; }
@@ -151,7 +151,7 @@ struct RowPool {
 
   // With room for rows of less than this share of the budget Maintain makes some ahead of need.
   static constexpr double kLowRoom = 0.03;
-  // Of the pages, what no row takes; rows count as they are, not as their slots.
+  // Bytes of the pages that no row takes; rows count as they are, not as their slots.
   uint64_t FreeSlotBytes() const;
   // Pages that rows may take beside what is kept ready for others.
   uint64_t SparePages() const;
@@ -168,8 +168,8 @@ struct RowPool {
   void Share(const std::map<uint32_t, uint64_t>& bytes_of);
   // Bytes of pages that a whole row takes, with its part of what a page has left over.
   uint64_t PageBytesOf(uint32_t payload_bytes, uint32_t aux_bytes) const;
-  // What held rows may take now (HeldRows::row_bytes): half of what is left for pages of rows, less
-  // one page of each kind, so that the other rows and the index always find room.
+  // Bytes that held rows may take now (HeldRows::row_bytes): half of what is left for pages of
+  // rows, less one page of each kind, so that the other rows and the index always find room.
   uint64_t MostHeldBytes() const;
   // False: there is none, or it is lent already.
   bool LendReserve();
@@ -182,12 +182,12 @@ struct RowPool {
   }
 };
 
-// What training keeps beside a row of DDR.
+// The state that training keeps beside a row of DDR.
 inline RowAux* AuxOf(const RowPool& pool, Location place) {
   return reinterpret_cast<RowAux*>(pool.arena.Aux(place.slot()));
 }
 
-// What holds a pool's writer, for who lets go of it while a drive works.
+// The hold of a pool's writer, for who lets go of it while a drive works.
 using WriterLock = std::unique_lock<FairMutex>;
 // Does what takes long without the writer; with it where the lock is null, since the caller is in
 // the middle of a row of its own.

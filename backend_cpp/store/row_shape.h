@@ -35,7 +35,7 @@ struct RowShape {
     shape.scale_bytes = layout.scale_bytes();
     return shape;
   }
-  // Of what FindLean gives.
+  // The shape of the words that FindLean gives.
   static RowShape OfLean(const RowLayout& layout, const std::byte* rows, const LeanShape& lean) {
     RowShape shape = OfPlain(layout, rows);
     shape.slot_mask = LeanShape::kFoundMask;

@@ -23,7 +23,7 @@ constexpr uint32_t kMagic = 0x4c414553;  // "SEAL"
 constexpr uint32_t kPart = 1;
 constexpr uint32_t kSegments = 2;
 constexpr uint32_t kEnd = 3;
-// What a reader must buffer. A part is a slice of about 1 MiB.
+// The largest frame that a reader must buffer. A part is a slice of about 1 MiB.
 constexpr uint32_t kMaxFrameBytes = 64U << 20;
 constexpr uint32_t kSegmentsAtOnce = 65536;
 // Written pages go to the drive in steps, so that they never pile up in the page cache.

@@ -54,7 +54,7 @@ class SealWriter {
 
   // kDeviceError naming the path and errno; kRejected: the part is too large to be read again.
   Status Add(const SealPart& part);
-  // What the parts name of each log, after the last of them; ends the file and waits for the drive.
+  // After the last part: adds the segments that parts name of each log, ends and syncs the file.
   Status Finish(std::span<const std::vector<SealedSegment>> logs, SealInfo* info);
   uint64_t bytes() const { return bytes_; }
 
@@ -71,8 +71,8 @@ class SealWriter {
 
 class SealReader {
  public:
-  // Of the seal that DIR/seal.json names. `expected`: its tables and logs are what the seal's must
-  // be. Errors are those of ServingStore::Open.
+  // Opens the seal that DIR/seal.json names. `expected`: its tables and logs are what the seal's
+  // must be. Errors are those of ServingStore::Open.
   static Result<std::unique_ptr<SealReader>> Open(const std::string& directory,
                                                   const SealInfo& expected);
   ~SealReader();
@@ -80,7 +80,7 @@ class SealReader {
   SealReader& operator=(const SealReader&) = delete;
 
   const SealInfo& info() const { return info_; }
-  // What the seal names of each log.
+  // The segments that the seal names of each log.
   const std::vector<std::vector<SealedSegment>>& segments() const { return segments_; }
   // Gives every part to `consume`, whose error is passed on. kCorrupt, kDeviceError naming the
   // file.

@@ -11,7 +11,7 @@
 namespace embertide {
 namespace {
 
-// Of payload that a slice copies under the writer lock: half a millisecond or so.
+// Bytes of payload that a slice copies under the writer lock: half a millisecond or so.
 constexpr uint64_t kSliceBytes = 512 * 1024;
 constexpr uint64_t kMostSliceEntries = 4096;
 constexpr uint32_t kSlotBits = 38;

@@ -22,7 +22,7 @@ namespace {
 constexpr uint64_t kKeys = 1200;  // of each table: some 5 MB of rows
 constexpr int kChanges = 150;     // of a version
 
-// What version n changes: rows, and tombstones where there is none. Of version 1: all rows.
+// The changes of version n: rows, and tombstones where there is none. Version 1 has all rows.
 std::vector<std::pair<std::pair<uint32_t, uint64_t>, std::optional<TestRow>>> ChangesOf(
     const std::vector<TableConfig>& tables, uint64_t version) {
   std::mt19937 random(static_cast<uint32_t>(version));
@@ -111,7 +111,7 @@ class SealingTest : public ::testing::Test {
     }
     store_->Maintain();
   }
-  // What a store that takes all versions up to this one holds.
+  // The rows of a store that takes all versions up to this one.
   const TestRows& RowsAt(uint64_t version) {
     if (version < rows_version_) rows_version_ = 0;
     if (rows_version_ == 0) rows_.clear();
@@ -165,7 +165,7 @@ TEST_F(SealingTest, AStoreOpenedFromASealHasItsRows) {
   ASSERT_TRUE(sealed.ok()) << sealed.ToString();
   EXPECT_EQ(store_->Stats().seal.written, 1U);
   EXPECT_EQ(store_->Stats().seal.version, 6U);
-  // What comes after the seal is lost with the process.
+  // Versions after the seal are lost with the process.
   for (uint64_t n = 7; n <= 20; ++n) Version(n);
   ASSERT_NO_FATAL_FAILURE(ExpectAllRows());
   const Status opened = Open(true);
@@ -424,7 +424,7 @@ TEST_F(SealingTest, AHarmedBlockOfTheLogIsNeverRead) {
               static_cast<int>(unused));
 }
 
-// What a copy of the directory, or a drive that lost power, may bring back: a seal whose segments
+// A copy of the directory, or a drive that lost power, may bring this back: a seal whose segments
 // hold other rows by now, under the same keys.
 TEST_F(SealingTest, AnOldSealIsNotReadFromSegmentsThatWereUsedAgain) {
   options_.devices = 1;

@@ -44,7 +44,7 @@ class Seals {
   // All but what the logs keep for it. `dropped`: the manifest's when it began; given up when that
   // has changed.
   Status WriteRows(const SealOptions& options, uint64_t dropped);
-  // Of the rows of a bucket, those whose hash's low half is part->begin or more; sets part->end.
+  // Takes those rows of a bucket whose hash's low half is part->begin or more; sets part->end.
   // False: it is not held, or has left part->log (which the first slice sets).
   bool TakeSlice(SealPart* part);
   Status LoadPart(const SealPart& part);

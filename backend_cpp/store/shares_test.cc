@@ -202,7 +202,7 @@ TEST_F(SharesTest, SharesThatChangeUnderReadersChangeNoAnswer) {
   Whole();
 }
 
-// What a dropped bucket leaves behind is no reason to refuse rows of the same table.
+// The remains of a dropped bucket are no reason to refuse rows of the same table.
 TEST_F(SharesTest, ABucketThatIsDroppedLeavesRoomInTheShare) {
   Fill(8'000);
   ASSERT_TRUE(store_->SetDdrShares(std::vector<DdrShare>{{0, 0, 256 * 1024}}).ok());

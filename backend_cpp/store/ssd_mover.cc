@@ -19,7 +19,7 @@ constexpr double kWorthMovingFull = 0.125;
 // Segments compacted for one write to a full SSD: each gives an eighth of itself or more, and a
 // write is about a quarter.
 constexpr int kCompactTries = 8;
-// What a pool that had nothing to compact may do at once, of a second's budget.
+// Seconds of its budget that a pool may spend at once after it had nothing to compact.
 constexpr double kBurstSeconds = 0.1;
 
 }  // namespace

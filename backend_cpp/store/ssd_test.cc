@@ -89,8 +89,8 @@ class SsdStoreTest : public ::testing::Test {
     if (from != nullptr) *from = static_cast<Source>(source);
     return status;
   }
-  // Of eight rows `share` again, some thousand a version, as a follower would stage them: their
-  // places on the SSD are dead.
+  // Stages `share` of each eight rows again, some thousand a version, as a follower would: their
+  // old places on the SSD are dead.
   void Replace(uint64_t first_version, uint64_t share) {
     for (uint64_t key = 0; key < kKeys; ++key) {
       for (uint32_t t = 0; t < 2 && key % 8 < share; ++t) {
@@ -304,7 +304,7 @@ class SsdTrainerTest : public SsdStoreTest {
     std::iota(keys_.begin(), keys_.end(), 0);
     ASSERT_TRUE(trainer_->EnsureRows(0, keys_).ok());
   }
-  // Of one key in `one_in`, by chance.
+  // Takes a step over one key in `one_in`, by chance.
   void Step(uint32_t one_in) {
     std::vector<int64_t> some;
     for (const int64_t key : keys_) {
@@ -370,7 +370,7 @@ TEST_F(SsdStoreTest, CompactionPassesOverABadBlock) {
   faults_.Clear();
   EXPECT_GT(lost, 0U);
   EXPECT_LT(lost, 30U);
-  // What comes anew for them is good.
+  // Rows that come anew for them are good.
   Replace(100, 8);
   CheckAll();
 }
@@ -386,7 +386,7 @@ TEST_F(SsdStoreTest, AWriterThatNeedsRoomWaitsForALongRead) {
     for (uint64_t key = kKeys; key < kKeys + 20'000; ++key) ASSERT_TRUE(Stage(2, 0, key).ok());
     staged = true;
   });
-  // What it evicts is held by the read, so it soon stands still; longer than rounds of 5 ms would.
+  // The read holds what it evicts, so it soon stands still; longer than rounds of 5 ms would.
   uint64_t evicted = before;
   auto since = std::chrono::steady_clock::now();
   while (std::chrono::steady_clock::now() < since + std::chrono::milliseconds(600)) {

@@ -31,7 +31,7 @@ Result<std::unique_ptr<Store::Impl>> Store::Impl::Open(StoreOptions options, Pro
     if (!opened.ok()) return opened.status();
     seal = std::move(*opened);
   } else if (impl->store.options.ssd_budget_bytes > 0) {
-    // What it names is about to be gone.
+    // The rows that it names are about to be gone.
     EMBERTIDE_RETURN_IF_ERROR(RemoveSeal(impl->store.options.ssd_directory));
   }
   for (size_t d = 0; d < impl->store.pools.size(); ++d) {

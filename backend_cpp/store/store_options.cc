@@ -1,4 +1,4 @@
-// What a store's options must be.
+// Checks of a store's options.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -44,7 +44,7 @@ Status ValidatePolicies(const StoreOptions& options) {
   return Status::Ok();
 }
 
-// Of each table, and of all of them in each tier.
+// Checks the budgets of each table, and of all of them in each tier.
 Status ValidateBudgets(const StoreOptions& options, const std::set<std::string>& names) {
   for (const bool ssd : {false, true}) {
     const std::string what = ssd ? "ssd_budget_bytes" : "ddr_budget_bytes";

@@ -1,4 +1,4 @@
-// What all parts of a store share: made, and its pools opened.
+// StoreState, the state that all parts of a store share: made, and its pools opened.
 #include "store/store_state.h"
 
 #include <algorithm>

@@ -27,7 +27,7 @@
 
 namespace embertide {
 
-// What StoreStats gives, counted since the store was opened. On cache lines of their own, for every
+// The counts of StoreStats since the store was opened. On cache lines of their own, for every
 // reader counts.
 struct alignas(64) StoreCounters {
   std::atomic<uint64_t> hits[kSources] = {};
@@ -100,7 +100,7 @@ struct StoreState {
   // The directories of a pool's tiers, its policy and its logs, charged; its file on the SSD, with
   // what `sealed` names of it, or empty.
   Status OpenPool(RowPool* pool, const std::vector<SealedSegment>* sealed);
-  // Of a pool's DDR, what it takes before the first bucket.
+  // Bytes of a pool's DDR that are taken before the first bucket.
   uint64_t DirectoryBytes(const RowPool& pool) const;
   // The name of a pool's file on the SSD; empty: it has none.
   std::string LogOf(const RowPool& pool) const;

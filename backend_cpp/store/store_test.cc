@@ -103,7 +103,7 @@ class StoreTest : public ::testing::Test {
   fs::path directory_;
 };
 
-// What a row is at a version: its live mask and salt, or nothing.
+// The rows at a version, each by its live mask and salt, or nothing.
 using Model = std::map<std::pair<uint32_t, uint64_t>, std::optional<std::pair<uint16_t, float>>>;
 
 // Invariants 2, 3 and 7: whatever was staged, evicted, promoted and folded, every pin reads its own

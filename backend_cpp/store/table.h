@@ -35,7 +35,7 @@ struct Table {
   // TrainingStore, whose buckets are always held.
   Bucket* Newest(uint32_t bucket) const { return buckets[bucket].newest.load(); }
   Bucket* NewestOf(uint64_t hash) const { return Newest(BucketOf(hash)); }
-  // What the pool has of a hash's bucket; null: nothing. Requires: the pool's writer.
+  // The pool's copy of a hash's bucket; null: it has none. Requires: the pool's writer.
   Bucket* In(const RowPool* pool, uint64_t hash) const { return buckets[BucketOf(hash)].On(pool); }
 };
 

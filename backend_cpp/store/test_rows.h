@@ -86,7 +86,7 @@ inline void AppendRow(uint64_t key, const TestRow& row, std::vector<std::byte>* 
   AppendRecord({key, row.live, RecordKind::kRow, row.payload}, records);
 }
 
-// What a bucket's rows are as records, ascending by key.
+// The rows of a bucket as records, ascending by key.
 inline std::vector<std::byte> BucketRecords(const std::vector<TableConfig>& tables,
                                             const TestRows& rows, uint32_t table, uint32_t bucket) {
   std::vector<std::byte> records;

@@ -43,7 +43,7 @@ void TierPolicy::Slots::Unlink(uint64_t key) {
   uint32_t place = HomeOf(key);
   while (keys[table[place] - 1] != key) place = Next(place);
   const uint32_t slot = table[place] - 1;
-  // What follows closes up, so that every row is still found from its home.
+  // The places after it close up, so that every row is still found from its home.
   const auto size = static_cast<uint32_t>(table.size());
   for (uint32_t next = Next(place); table[next] != 0; next = Next(next)) {
     const uint32_t home = HomeOf(keys[table[next] - 1]);

@@ -66,7 +66,7 @@ inline double SquaresOfOneRound(const double* sums) {
 }
 
 #if defined(__AVX2__)
-// Of four chunks of four sums each, the bits of SquaresOfOneRound of each.
+// The squares of four chunks of four sums each, with the bits of SquaresOfOneRound of each.
 inline void SquaresOfFours(const double* sums, double* squares) {
   FourDoubles chunk[4];
 #pragma GCC unroll 4
@@ -85,7 +85,7 @@ inline void SquaresOfFours(const double* sums, double* squares) {
 }
 #endif
 
-// Of the `dim` sums of a chunk.
+// The sum of the squares of the `dim` sums of a chunk.
 inline double SquaresOf(const double* sums, uint32_t dim) {
   if (dim == 4) return SquaresOfOneRound<4>(sums);
   if (dim == 8) return SquaresOfOneRound<8>(sums);
@@ -236,7 +236,7 @@ void Momentum(const RowLayout& layout, uint16_t live, double kept, double taken,
       });
 }
 
-// What a step takes from kWidth dimensions or one, rounded once.
+// The floats that a step takes from kWidth dimensions or one, rounded once.
 inline Floats StepMany(const double* sums, double step) {
   const auto half = [=](uint32_t h) {
     return __builtin_convertvector(Load<Doubles>(sums + h * kHalf) * step, HalfFloats);

@@ -5,7 +5,7 @@
 
 namespace embertide {
 
-// Of the row_ops files for each kind of vectors.
+// The functions of the row_ops files for each kind of vectors.
 const TrainOps* PlainTrainOps();
 #if defined(__x86_64__)
 const TrainOps* Avx2TrainOps();

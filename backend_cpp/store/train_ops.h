@@ -1,6 +1,6 @@
-// What a training step does with one row: adds the gradients of its occurrences, makes the
-// optimizer's step of them, brings that into the encoded row, in place, and keeps the utility of
-// its chunks.
+// TrainOps: what a training step does with one row: adds the gradients of its occurrences, makes
+// the optimizer's step of them, brings that into the encoded row, in place, and keeps the utility
+// of its chunks.
 //
 // By the widest vectors that this CPU has, as row_ops.h chooses them. Every way gives the same
 // bits: a dimension's gradients are added in fp64 in their order; a chunk's squares are added in
@@ -50,7 +50,7 @@ struct RowAux {
   static uint32_t Steps(uint32_t from, uint32_t to) { return (to - from) % kTicks; }
 };
 
-// Of the sums of a key's gradients, by chunk.
+// The squares of the sums of a key's gradients, added up by chunk.
 using ChunkSquares = std::array<double, kMaxChunks>;
 
 // The functions for one kind of vectors.

@@ -11,13 +11,13 @@
 namespace embertide {
 namespace {
 
-// What a note of a removed key takes in a deque, its share of the list of pieces included; and room
+// Bytes of a note of a removed key in a deque, its share of the list of pieces included; and room
 // that a bucket's notes are charged at a time.
 constexpr size_t kNoteBytes = sizeof(RemovedKey) + 1;
 constexpr uint64_t kNotePage = 4096;
 constexpr size_t kNotesOfPage = kNotePage / kNoteBytes;
 
-// Of the notes of removed keys, leaves those that count, ascending by key.
+// Keeps only those notes of removed keys that count, ascending by key.
 void TidyRemoved(Bucket* bucket) {
   auto& removed = bucket->removed;
   std::ranges::stable_sort(removed, {}, &RemovedKey::key);
@@ -42,7 +42,7 @@ void ChangedRows(const Bucket& bucket, std::map<uint64_t, RecordKind>* changes) 
                          (place.tier() == TierId::kDdr && AuxOf(*bucket.pool, place)->changed != 0);
     if (changed) changes->emplace(key, RecordKind::kRow);
   };
-  // Of the hashes that begin at one group of the index; a cell may be for those of several.
+  // Hashes `apart` from one another begin at one group of the index each; a cell may span several.
   const uint32_t groups = std::max(index.group_count(), 1U);
   const uint64_t apart = std::max<uint64_t>((uint64_t{1} << 32) / groups, 1);
   bucket.changed.ForEach([&](uint32_t first, uint32_t last) {

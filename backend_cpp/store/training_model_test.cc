@@ -197,7 +197,7 @@ class TrainingModelTest : public ::testing::TestWithParam<std::tuple<uint32_t, I
     }
   }
 
-  // What was changed or removed since, ascending, once.
+  // Takes the keys that were changed or removed since, ascending, once.
   void Take() {
     const uint32_t t = RandomTable();
     const uint32_t b = Random(Table(t).buckets());

@@ -1,4 +1,4 @@
-// What a trainer's tiers hold: rows that new keys wait for, and room that pruning frees.
+// The contents of a trainer's tiers: rows that new keys wait for, and room that pruning frees.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -104,7 +104,7 @@ TEST_F(TrainingRoomTest, ChunksThatArePrunedMakeRoomForOtherRows) {
   constexpr uint32_t kAux = 8 + 4 * 10;
   const uint64_t live = usage.ddr_rows * (one_chunk + kAux);
   const StoreStats stats = store_->Stats();
-  // Of the budget all but a twentieth is rows and index.
+  // All but a twentieth of the budget is rows and index.
   EXPECT_LE(stats.ddr_payload_bytes - live, stats.ddr_payload_bytes / 20)
       << "page bytes " << stats.ddr_payload_bytes << ", rows " << live;
   EXPECT_GE(live + stats.index_bytes, stats.ddr_budget_bytes * 95 / 100)

@@ -39,7 +39,7 @@ class TrainingRows {
   // Gives the row of a key another live mask; 0 removes it, as `kind`. Errors as Store::SetLive.
   Status ChangeLive(RowPool* pool, const Table& table, uint32_t bucket, uint64_t key, uint16_t live,
                     RecordKind kind);
-  // What training keeps of a row whose aux stands at `bytes`, aligned or not.
+  // The state that training keeps of a row whose aux stands at `bytes`, aligned or not.
   RowState StateIn(const Table& table, const std::byte* bytes) const;
 
   // As Store's methods of these names.
@@ -58,8 +58,8 @@ class TrainingRows {
   Status FitRemoved(RowPool* pool, Bucket* bucket);
   // Nothing is left of what the optimizer keeps of a row as a whole.
   void ForgetMoments(const Table& table, RowAux* aux) const;
-  // Of chunks that are not in `kept`, nothing is left of what the optimizer keeps of their
-  // elements.
+  // Forgets all that the optimizer keeps of the elements of those chunks
+  // that are not in `kept`.
   void ForgetElements(const Table& table, uint32_t kept, RowAux* aux) const;
 
   StoreState& store_;

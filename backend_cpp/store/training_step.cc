@@ -26,7 +26,7 @@ constexpr size_t kPartKeys = 1024;
 constexpr size_t kTurnKeys = 16384;
 // That a thread deals out at least: less is not worth its while.
 constexpr size_t kLeastDealt = 4096;
-// Of so many keys of a batch, at most one whose place is not known; else all are looked for.
+// At most one key in so many of a batch may lack a known place; else all keys are looked for.
 constexpr size_t kLeastKnown = 4;
 // Keys of a call: occurrences, and the slots that they are grouped in, are numbered by 32 bits.
 constexpr size_t kMostKeys = 1U << 28;
@@ -147,7 +147,7 @@ class TableRun {
     }
   }
 
-  // Of the rows that were in DDR.
+  // The number of rows updated that were in DDR.
   uint64_t updated() const { return updated_; }
 
  private:

@@ -1,4 +1,4 @@
-// What a thread in the background does for a store: see the header.
+// Upkeep, the work of a thread in the background for a store: see the header.
 #include "store/upkeep.h"
 
 #include <algorithm>

@@ -228,7 +228,7 @@ void Versions::FoldNode(RowPool* pool, VersionNode* head, uint64_t limit) {
     if (older == nullptr) return;
     keep = older;
   }
-  // What lies below `keep` can be pinned no more. Unlink, then retire.
+  // Nodes below `keep` can be pinned no more. Unlink, then retire.
   VersionNode* gone = keep->older.exchange(nullptr);
   const Location kept = Location::FromWord(keep->word.load());
   if (keep == head) {

@@ -58,7 +58,7 @@ class Versions {
   // The same for the key of a node that `version` has staged.
   void FoldKey(RowPool* pool, const VersionNode& staged, uint64_t version);
   void FoldNode(RowPool* pool, VersionNode* node, uint64_t limit);
-  // Of a node that was staged.
+  // The bucket of a node that was staged.
   Bucket* BucketOn(RowPool* pool, const VersionNode& node);
 
   // The window is what it is from now on: folds and retires what left it and no pin needs.

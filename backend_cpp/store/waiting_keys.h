@@ -107,7 +107,7 @@ class WaitingKeys {
     std::array<uint16_t, kWays> marks{};
     std::array<uint16_t, kWays> utilities{};
   };
-  // What a utility may have grown by before all are made anew.
+  // The decay since base_ below which all utilities are made anew, and the largest that is kept.
   static constexpr double kLeastKept = 0x1p-40;
   static constexpr double kMost = 0x1p126;
 
@@ -152,8 +152,8 @@ class WaitingKeys {
     std::memcpy(saved.sets_.data(), state.data() + sizeof(base_) + sizeof(step_), saved.bytes());
     return saved;
   }
-  // Of the keys of both, those that are worth most. One that both have is one that other ranks put
-  // there, too, so it counts once.
+  // Keeps, of the keys of both, those that are worth most. A key that both have is one that other
+  // ranks put there, too, so it counts once.
   static void Merge(const Set& from, Set* to) {
     for (uint32_t way = 0; way < kWays; ++way) {
       const uint16_t mark = from.marks[way];
