@@ -1,4 +1,4 @@
-"""The bus as the control plane sees it: the newest committed version, and who publishes."""
+"""The bus as the control plane sees it: versions, what was decided on them, and who publishes."""
 
 import contextlib
 import threading
@@ -8,12 +8,15 @@ from typing import Any
 import redis
 from google.protobuf.message import DecodeError
 
+from embertide.server.adapters.promotion import read_promotion
 from embertide.server.adapters.redis import connect
+from embertide.server.core.news import News
 from embertide.v1 import control_pb2, update_pb2
 
 _TIMEOUT_S = 0.5
 _FRESH_S = 1.0
 _MODELS_MAX = 256
+_COMMITS_MAX = 16  # that are read at a time: one with dense tensors may have a megabyte
 _SIGN_KEPT_MS = 7 * 86_400_000  # docs/formats.md, "Bus": its age is what is gone of that
 
 
@@ -35,6 +38,7 @@ class Bus:
         self._lock = threading.Lock()
         self._asked_s = -_FRESH_S
         self._trainer = f"e:{{{model}:commit}}:trainer"
+        self._promoted = f"e:{{{model}:commit}}:promoted"
         self._newest: update_pb2.Version | None = None
         self._sign: control_pb2.TrainerStatus | None = None
         self.missed = 0
@@ -50,6 +54,30 @@ class Bus:
         with self._lock:
             self._look()
             return self._sign
+
+    def news(self, number: int, lineage: int) -> News:
+        """Return the versions after one, some at a time; (0, 0): the newest one alone.
+
+        With what was decided on versions, and the trainer. What cannot be known now is left out.
+        """
+        newest, trainer = self.newest(), self.trainer()
+        lost = newest is not None and newest.number < number and newest.lineage > lineage
+        try:
+            pipe: Any = self._redis.pipeline(transaction=False)
+            if number and not lost:  # a bus that lost its log begins anew
+                pipe.xrange(self._commits, min=f"({number}-{lineage}", count=_COMMITS_MAX)
+            else:
+                pipe.xrevrange(self._commits, count=1)
+            pipe.get(self._promoted)
+            entries, record = pipe.execute()
+            return News(
+                commits=[update_pb2.GlobalCommit.FromString(each[b"m"]) for _, each in entries],
+                promotion=read_promotion(record) if record else None,
+                trainer=trainer,
+            )
+        except (redis.RedisError, DecodeError, ValueError):
+            self.missed += 1
+            return News(trainer=trainer)
 
     def _look(self) -> None:
         if time.monotonic() - self._asked_s < _FRESH_S:

@@ -43,10 +43,10 @@ _TIMEOUT_S = 2.0
 _READ_AGAIN = 5  # times that a plan is read which moved on meanwhile
 
 # KEYS: term, epoch, nodes, operations, decisions, settings, the plan's, the plan's that goes,
-# moves, the store's id, those of the plan's new parts, those of the parts that go.
+# moves, the store's id, events, those of the plan's new parts, those of the parts that go.
 # ARGV: term, epoch before ("any": it may be any), plan or "", settings or "", the store's id, the
 # plan's epoch, number of new parts, their bytes, number of fields of nodes, then (name, bytes)
-# each, then the same for operations, decisions and moves; empty bytes remove a field.
+# each, then the same for operations, decisions, moves and events; empty bytes remove a field.
 _COMMIT = """
 local id = redis.call('GET', KEYS[10])
 if id ~= ARGV[5] then return {'id', id or ''} end
@@ -59,12 +59,12 @@ if ARGV[3] ~= '' then
   redis.call('SET', KEYS[2], ARGV[6])
   redis.call('DEL', KEYS[8])
   local new = tonumber(ARGV[7])
-  for i = 1, new do redis.call('SET', KEYS[10 + i], ARGV[7 + i]) end
-  for i = 11 + new, #KEYS do redis.call('DEL', KEYS[i]) end
+  for i = 1, new do redis.call('SET', KEYS[11 + i], ARGV[7 + i]) end
+  for i = 12 + new, #KEYS do redis.call('DEL', KEYS[i]) end
 end
 if ARGV[4] ~= '' then redis.call('SET', KEYS[6], ARGV[4]) end
 local at = 8 + tonumber(ARGV[7])
-for _, which in ipairs({3, 4, 5, 9}) do
+for _, which in ipairs({3, 4, 5, 9, 11}) do
   local last = at + 2 * tonumber(ARGV[at])
   for i = at + 1, last, 2 do
     if ARGV[i + 1] == '' then redis.call('HDEL', KEYS[which], ARGV[i])
@@ -258,6 +258,7 @@ class MemoryState:
         self._parts: dict[Part, bytes] = {}
         self._known = _Plans()
         self._decisions: dict[str, bytes] = {}
+        self._events: dict[str, bytes] = {}
         self._settings: bytes | None = None
 
     def take_term(self, holder: str = "") -> int:
@@ -338,6 +339,10 @@ class MemoryState:
                     settings=control_pb2.DriftSettings.FromString(self._settings)
                     if self._settings is not None
                     else None,
+                    events={
+                        number: control_pb2.FleetEvent.FromString(each)
+                        for number, each in self._events.items()
+                    },
                 ),
                 self.plan,
             )
@@ -363,6 +368,7 @@ class MemoryState:
                 (self._operations, records),
                 (self._decisions, _message_fields(writes.decisions)),
                 (self._moves, moves),
+                (self._events, _message_fields(writes.events)),
             ):
                 for name, message in wanted.items():
                     if message is None:
@@ -496,6 +502,7 @@ class RedisState:
             operations: Any = self._redis.hgetall(self._key("operations"))
             moves: Any = self._redis.hgetall(self._key("moves"))
             decisions: Any = self._redis.hgetall(self._key("decisions"))
+            events: Any = self._redis.hgetall(self._key("events"))
             settings: Any = self._redis.get(self._key("drift-settings"))
         saved = SavedState(
             plan=plan,
@@ -511,6 +518,10 @@ class RedisState:
                 id.decode(): control_pb2.Decision.FromString(each) for id, each in decisions.items()
             },
             settings=control_pb2.DriftSettings.FromString(settings) if settings else None,
+            events={
+                number.decode(): control_pb2.FleetEvent.FromString(each)
+                for number, each in events.items()
+            },
         )
         return _saved(saved, self.plan)
 
@@ -554,12 +565,13 @@ class RedisState:
         ]
         records, moves = _operation_fields(writes)
         nodes, decisions = _message_fields(writes.nodes), _message_fields(writes.decisions)
-        for fields in (nodes, records, decisions, moves):
+        events = _message_fields(writes.events)
+        for fields in (nodes, records, decisions, moves, events):
             arguments.append(len(fields))
             for name, each in fields.items():
                 arguments += [name, each or b""]
         names = ["term", "epoch", "nodes", "operations", "decisions", "drift-settings"]
-        names += [f"plan:{epoch}", f"plan:{epoch - PLANS_KEPT}", "moves", "id"]
+        names += [f"plan:{epoch}", f"plan:{epoch - PLANS_KEPT}", "moves", "id", "events"]
         names += [f"chunk:{part.name}" for part in (*parts, *gone)]
         try:
             with self._reached():

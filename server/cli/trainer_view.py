@@ -4,10 +4,9 @@ import time
 from typing import Any
 
 from embertide._common.terminal import age_text, say, time_text
+from embertide.server.core.news import SILENT_MS
 from embertide.v1 import control_pb2
 
-SILENT_MS = 10_000
-"""A trainer sets its sign every two seconds; one that is older has no trainer behind it."""
 _DATES_FROM_MS = 365 * 86_400_000  # below a year after 1970 it is no clock's time
 _STOPPED = (130, 143)  # by Ctrl-C, by SIGTERM
 

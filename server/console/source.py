@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from embertide.server.cli.control_client import Caller, CallError
 from embertide.server.cli.fleet_view import FleetAnswers, ask_fleet, facts_of
+from embertide.server.cli.timeline import list_events
 from embertide.server.console.heat import HeatMap
 from embertide.server.console.history import History
 from embertide.server.console.sessions import Session
@@ -27,6 +28,8 @@ _AGAIN_S = 5.0  # after the control plane did not answer
 _FIRST_WAIT_S = 15.0  # while nothing is known yet
 _WAIT_S = 0.25
 _LISTED = 200
+EVENTS_SHOWN = 1000
+"""The newest events that pages have; `embertide timeline` shows all that are kept."""
 _HOT_KEYS = 50
 REFUSED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 
@@ -39,6 +42,7 @@ class Reading(NamedTuple):
         facts: The same as `embertide status` has it.
         operations: The newest, newest first.
         decisions: The newest about drift, and how it decides.
+        events: What happened, newest first.
         took_s: How long the answers took.
     """
 
@@ -46,6 +50,7 @@ class Reading(NamedTuple):
     facts: dict[str, Any]
     operations: control_pb2.ListOperationsResponse
     decisions: control_pb2.ListDecisionsResponse
+    events: list[control_pb2.FleetEvent]
     took_s: float
 
 
@@ -59,8 +64,9 @@ def read(caller: Caller) -> Reading:
     answers = ask_fleet(caller, _HOT_KEYS)
     operations = caller.call("ListOperations", control_pb2.ListOperationsRequest(page_size=_LISTED))
     decisions = caller.call("ListDecisions", control_pb2.ListDecisionsRequest(page_size=_LISTED))
+    events = list_events(caller, control_pb2.ListEventsRequest(), EVENTS_SHOWN)
     facts = facts_of(answers)
-    return Reading(answers, facts, operations, decisions, time.monotonic() - began_s)
+    return Reading(answers, facts, operations, decisions, events, time.monotonic() - began_s)
 
 
 class Source:

@@ -9,9 +9,10 @@ from embertide.server.cli.control_client import enum_name, table_name
 from embertide.server.cli.drift_view import drift_facts, drift_line, outcome_name
 from embertide.server.cli.fleet_view import faults
 from embertide.server.cli.gains import gain_facts, model_line
+from embertide.server.cli.timeline import KINDS
 from embertide.server.cli.trainer_view import trainer_line
 from embertide.server.console.source import Reading, Source
-from embertide.server.console.timeline import KINDS, SHOWN_MAX, events_of
+from embertide.server.console.timeline import SHOWN_MAX, rows_like, rows_of
 from embertide.server.core.plan.layout import budget_bytes
 from embertide.v1 import control_pb2
 
@@ -47,7 +48,7 @@ def health(reading: Reading, query: dict[str, str], source: Source) -> dict[str,
         "tiles": list(_tiles(facts)),
         "trainer": trainer_line(facts["trainer"]).removeprefix("trainer: "),
         "running": [each for each in operation_rows(reading) if not each["ended"]],
-        "latest": events_of(reading)[:8],
+        "latest": rows_of(reading)[:8],
     }
 
 
@@ -156,15 +157,12 @@ def _steps(facts: Any) -> Iterator[dict[str, Any]]:
 def timeline(reading: Reading, query: dict[str, str], source: Source) -> dict[str, Any]:
     """Return what happened, of a kind and with a text if they are asked for."""
     kind, text = query.get("kind", ""), query.get("q", "")[:100]
-    found = [
-        each
-        for each in events_of(reading)
-        if (kind not in KINDS or each.kind == kind) and each.matches(text)
-    ]
+    found = rows_like(reading, kind, text)
     return {
         "events": found[:SHOWN_MAX],
         "count": len(found),
-        "kinds": KINDS,
+        "all": len(reading.events),
+        "kinds": list(KINDS),
         "kind": kind if kind in KINDS else "",
         "text": text,
     }

@@ -13,6 +13,7 @@ OPERATIONS_KEPT = 1000
 # A leader that says nothing keeps others away for this long. It renews every third of it.
 LEASE_MS = 3000
 DECISIONS_KEPT = 1000
+EVENTS_KEPT = 500  # of each kind; an event has some 250 bytes
 # With their moves, which for a large model are some megabytes an operation.
 OPERATIONS_KEPT_BYTES = 64 << 20
 
@@ -26,6 +27,7 @@ class SavedState:
     operations: dict[str, control_pb2.OperationRecord] = dataclasses.field(default_factory=dict)
     decisions: dict[str, control_pb2.Decision] = dataclasses.field(default_factory=dict)
     settings: control_pb2.DriftSettings | None = None
+    events: dict[str, control_pb2.FleetEvent] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -41,6 +43,7 @@ class Writes:
         encoded: What `moves_alone` makes of some of `made`, as bytes, where that was done before.
         decisions: About drift, by id; None: not kept any more.
         settings: The treatment of drift from now on.
+        events: What happened, by number; None: not kept any more.
         jumps: The plan's epoch need not follow the newest one: it was made of what nodes hold.
     """
 
@@ -55,6 +58,7 @@ class Writes:
     encoded: dict[str, bytes] = dataclasses.field(default_factory=dict)
     decisions: dict[str, control_pb2.Decision | None] = dataclasses.field(default_factory=dict)
     settings: control_pb2.DriftSettings | None = None
+    events: dict[str, control_pb2.FleetEvent | None] = dataclasses.field(default_factory=dict)
     jumps: bool = False
 
     def __bool__(self) -> bool:
@@ -62,7 +66,7 @@ class Writes:
         return (
             self.plan is not None
             or self.settings is not None
-            or any((self.nodes, self.operations, self.decisions))
+            or any((self.nodes, self.operations, self.decisions, self.events))
         )
 
 

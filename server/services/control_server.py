@@ -38,6 +38,7 @@ from embertide.server.services.listening import (
     listen,
 )
 from embertide.server.services.metrics import ControlPage, metrics_app
+from embertide.server.services.outside import Outside
 from embertide.server.services.planning import LIMIT_S, Planning
 from embertide.server.services.tokens import Guard, Tokens
 from embertide.v1 import control_pb2_grpc
@@ -156,7 +157,8 @@ class ControlServer:
             bus = Bus(options.bus, model) if options.bus else None
             self._buses += [bus] if bus is not None else []
             its_options = dataclasses.replace(options.control, model=model)
-            driver = Driver(its_options, its_store, self._nodes, Clock(), planning, holder)
+            outside = Outside(bus, self.gate.registrations)
+            driver = Driver(its_options, its_store, self._nodes, Clock(), planning, holder, outside)
             service = ControlService(driver, self._nodes, bus, self.gate.registrations)
             fleets[model] = FleetOfModel(service, driver)
         self.drivers = [fleet.driver for fleet in fleets.values()]

@@ -8,12 +8,12 @@ from typing import Protocol
 
 import grpc
 
-from embertide._common.background import Health
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.idempotency import check_id
 from embertide.server.core.plan.keys import owners_of_key
 from embertide.server.services.driver import Driver
 from embertide.server.services.identity import CALLER, Identity
+from embertide.server.services.outside import task_health
 from embertide.server.services.registrations import RefusedRegistrations
 from embertide.v1 import control_pb2, control_pb2_grpc, node_pb2, update_pb2
 
@@ -40,14 +40,10 @@ class RowSource(Protocol):
         """Return what the node says; a grpc.RpcError: it refused, or does not answer."""
 
 
-def _task_health(health: Health) -> node_pb2.TaskHealth:
-    return node_pb2.TaskHealth(
-        name=health.name,
-        state=health.state.value,
-        failures=health.failures,
-        error=health.error,
-        since_ms=round(health.since_s * 1000),
-    )
+def _author() -> str:
+    """Name the caller. Empty: callers are not asked who they are."""
+    caller = CALLER.get()
+    return "" if caller.role == "open" else str(caller)
 
 
 class ControlService(control_pb2_grpc.ControlServiceServicer):
@@ -106,7 +102,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         newest = self._commits.newest() if self._commits else None
         if newest is not None:
             answer.newest_committed.CopyFrom(newest)
-        answer.tasks.extend(map(_task_health, self._driver.healths()))
+        answer.tasks.extend(map(task_health, self._driver.healths()))
         answer.refused.extend(self._registrations.newest())
         trainer = self._commits.trainer() if self._commits else None
         if trainer is not None:
@@ -143,20 +139,21 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.RemoveNodeRequest, context: grpc.ServicerContext
     ) -> control_pb2.RemoveNodeResponse:
         """Forget a node."""
-        return self._driver.call(lambda core, now_ms: core.remove(request, now_ms))
+        return self._driver.call(
+            lambda core, now_ms: core.remove(request, now_ms), author=_author()
+        )
 
     def AdoptPlan(
         self, request: control_pb2.AdoptPlanRequest, context: grpc.ServicerContext
     ) -> control_pb2.AdoptPlanResponse:
         """Make a plan of what nodes hold."""
-        return self._driver.adopt_plan(request)
+        return self._driver.adopt_plan(request, _author())
 
     def StartReshard(
         self, request: control_pb2.StartReshardRequest, context: grpc.ServicerContext
     ) -> control_pb2.StartReshardResponse:
         """Accept an operation, from loads that are asked for now."""
-        caller = CALLER.get()
-        return self._driver.start_reshard(request, "" if caller.role == "open" else str(caller))
+        return self._driver.start_reshard(request, _author())
 
     def GetOperation(
         self, request: control_pb2.GetOperationRequest, context: grpc.ServicerContext
@@ -206,6 +203,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
                 operation=core.steer(request, now_ms)
             ),
             decides=True,
+            author=_author(),
         )
 
     def ListOperations(
@@ -227,8 +225,15 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         return self._driver.call(
             lambda core, now_ms: control_pb2.SetDriftSettingsResponse(
                 settings=core.set_drift(request.settings)
-            )
+            ),
+            author=_author(),
         )
+
+    def ListEvents(
+        self, request: control_pb2.ListEventsRequest, context: grpc.ServicerContext
+    ) -> control_pb2.ListEventsResponse:
+        """Return a page of what happened."""
+        return self._driver.call(lambda core, now_ms: self._driver.timeline.events.page(request))
 
     def _operation(self, id: str) -> control_pb2.Operation:
         check_id("id", id)

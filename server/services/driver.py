@@ -24,12 +24,16 @@ from embertide.server.core.errors import (
     StateUnavailableError,
     SupersededError,
 )
+from embertide.server.core.news import News
+from embertide.server.core.newsroom import Newsroom
 from embertide.server.core.plan.layout import LaidPlan
 from embertide.server.core.plan.validity import PLAN_BYTES_MAX
 from embertide.server.core.preparation import PreparedOperation
 from embertide.server.core.state import LEASE_MS, PLANS_KEPT, StateStore, Writes
+from embertide.server.core.timeline import Timeline
 from embertide.server.services.clock import Clock
 from embertide.server.services.journal import Journal
+from embertide.server.services.outside import task_health
 from embertide.server.services.planning import Planning
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
@@ -40,6 +44,7 @@ LOAD_EVERY_S = 5.0
 _ALL_AT_ONCE = 100
 _TAKEN_AT_ONCE = 8  # loads that are taken in while a tick waits
 _LOOK_S = 0.5
+_NEWS_S = 1.0
 _RENEW_S = LEASE_MS / 3000
 _TICK_AGAIN_S = 0.5  # at most, from a tick that failed to the next
 _log = logging.getLogger(__name__)
@@ -54,6 +59,13 @@ class NodeSource(Protocol):
 
     def epochs(self, addresses: dict[str, str]) -> dict[str, int]:
         """Ask for the epoch of the plan that they act by. 0: none."""
+
+
+class NewsSource(Protocol):
+    """Hears of the world outside the core."""
+
+    def news(self, number: int, lineage: int) -> News:
+        """Return what is new after a version; (0, 0): of the newest one alone."""
 
 
 def _start(
@@ -89,6 +101,7 @@ class Driver:
         lock: Held while the core is asked or ticked.
         why_superseded: Why it gave way. Empty: it has not.
         changed: Notified whenever something was written.
+        timeline: What happened.
         counts: Faults by name: refusals are counted by who refuses.
     """
 
@@ -100,6 +113,7 @@ class Driver:
         clock: Clock,
         planning: Planning | None = None,
         holder: str = "",
+        outside: NewsSource | None = None,
     ) -> None:
         """Take a term, whoever leads, and carry on from what the store holds.
 
@@ -110,6 +124,7 @@ class Driver:
             clock: The time.
             planning: Where planners run.
             holder: Where this control plane can be reached.
+            outside: Hears of versions, the trainer and refused nodes; None: nobody does.
 
         Raises:
             StateUnavailableError: The store cannot be reached.
@@ -126,13 +141,15 @@ class Driver:
         self.lock = threading.Lock()
         self._memory = Memory(options)
         self._holder = holder
+        self.timeline = Timeline()
+        self._outside, self._newsroom = outside, Newsroom(self.timeline)
         self._term = store.take_term(holder)
         self._core: Control | None = self._load()
         self._before: Control | None = None  # the last core, while none could be made since
         self.why_superseded = ""
         self._epoch = self._core.epoch  # as it was written last
         self.journal = Journal(options.model)
-        self.journal.restored(self._core.operations.records.values())
+        self.timeline.lead(holder, self._term, clock.now_ms())
         self._beat_lock = threading.Lock()
         stopping = threading.Event()
 
@@ -152,6 +169,7 @@ class Driver:
             task("lease", self._lead, TICK_S, _RENEW_S),
             task("load", self._poll, LOAD_EVERY_S, LOAD_EVERY_S),
             task("think", self._run_task, _LOOK_S, LOAD_EVERY_S),
+            task("news", self._hear, _NEWS_S, LOAD_EVERY_S),
         ]
 
     def start(self) -> None:
@@ -171,17 +189,20 @@ class Driver:
             task.stop()
 
     def _load(self) -> Control:
-        return Control(
-            self.options, self._store.load(self._term), self._clock.now_ms(), self._memory
-        )
+        saved, now_ms = self._store.load(self._term), self._clock.now_ms()
+        self.timeline.restore(saved, now_ms)
+        return Control(self.options, saved, now_ms, self._memory)
 
-    def call(self, ask: Callable[[Control, int], Answer], *, decides: bool = False) -> Answer:
+    def call(
+        self, ask: Callable[[Control, int], Answer], *, decides: bool = False, author: str = ""
+    ) -> Answer:
         """Ask the core, write what it decided, and return its answer.
 
         Args:
             ask: The question.
             decides: The answer must hold: one that needs no write, and a refusal, are given only
                 while no other control plane has taken over.
+            author: Who asks, for the timeline. Empty: nobody, or nobody is asked who he is.
 
         Raises:
             RefusedError: The core refuses, the store cannot be reached, or we were superseded.
@@ -191,7 +212,7 @@ class Driver:
                 raise SupersededError("this one does not write any more")
             try:
                 core = self._loaded()
-                answer, writes = self._decide(core, ask, decides)
+                answer, writes = self._decide(core, ask, decides, author)
             except StateUnavailableError:
                 self.counts["state_unavailable"] += 1
                 # Its knowledge is of use if the store comes back without its keys.
@@ -207,24 +228,27 @@ class Driver:
             except BaseException:
                 self._core = None
                 raise
-            self.journal.wrote(writes.operations.values())
+            self.journal.wrote(writes.events.values())
         if writes:
             with self.changed:
                 self.changed.notify_all()
         return answer
 
     def _decide(
-        self, core: Control, ask: Callable[[Control, int], Answer], decides: bool
+        self, core: Control, ask: Callable[[Control, int], Answer], decides: bool, author: str
     ) -> tuple[Answer, Writes]:
+        now_ms = self._clock.now_ms()
         try:
-            answer = ask(core, self._clock.now_ms())
+            answer = ask(core, now_ms)
         except RefusedError:
             if decides:
                 self._write(core, Writes(), decides)
             raise
         writes = core.take()
+        self.timeline.add_events(writes, author, now_ms)
         self._write(core, writes, decides)
         core.written()
+        self.timeline.written(writes)
         self._epoch = core.epoch
         return answer, writes
 
@@ -236,7 +260,7 @@ class Driver:
             elif decides:
                 self._store.check(self._term)
         except StateLostError as error:
-            self._restore(core, error)
+            self._restore(core, error, writes)
 
     def start_reshard(
         self, request: control_pb2.StartReshardRequest, author: str = ""
@@ -255,19 +279,25 @@ class Driver:
             task = self.call(lambda core, now_ms: core.build_task(request, now_ms), decides=True)
             ready = self._planning.run(task).value() if task is not None else None
             try:
-                return self.call(functools.partial(_start, request, ready, author), decides=True)
+                return self.call(
+                    functools.partial(_start, request, ready, author), decides=True, author=author
+                )
             except MovedOnError as error:
                 moved_on = error
         raise moved_on
 
-    def adopt_plan(self, request: control_pb2.AdoptPlanRequest) -> control_pb2.AdoptPlanResponse:
+    def adopt_plan(
+        self, request: control_pb2.AdoptPlanRequest, author: str = ""
+    ) -> control_pb2.AdoptPlanResponse:
         """Make a plan of what the live nodes hold; they are asked now.
 
         Raises:
             RefusedError: There is nothing to adopt, or a node does not say what it holds.
         """
         loads = self._nodes.loads(self._addresses(self._live_names()))
-        return self.call(lambda core, now_ms: core.adopt(request, loads, now_ms), decides=True)
+        return self.call(
+            lambda core, now_ms: core.adopt(request, loads, now_ms), decides=True, author=author
+        )
 
     def beat(self, request: control_pb2.HeartbeatRequest) -> control_pb2.HeartbeatResponse:
         """Take a beat, also while the store cannot be reached, and say what is new.
@@ -363,13 +393,15 @@ class Driver:
             except StateLostError as error:
                 if self._before is None:
                     raise
-                self._restore(self._before, error)
+                self._restore(self._before, error, Writes())
                 self._core = self._before
             self._before = None
         return self._core
 
-    def _restore(self, core: Control, lost: StateLostError) -> None:
+    def _restore(self, core: Control, lost: StateLostError, decided: Writes) -> None:
         """Write all that a core knows into a store that lost its keys, and take a term in it.
+
+        The core has `decided` already; of it, its events alone are not known yet.
 
         It may have been superseded before, and nothing is left there that would say so. So nodes
         are asked: where none of them has a later plan than the core, the core's is followed.
@@ -392,9 +424,12 @@ class Driver:
                 f"made after our {core.epoch}"
             )
         try:
-            self._term = self._store.restore(self._term, self._holder, core.restored(now_ms))
+            writes = core.restored(now_ms)
+            writes.events = self.timeline.events.as_written() | decided.events
+            self._term = self._store.restore(self._term, self._holder, writes)
         except SupersededError:
             raise lost from None
+        self.timeline.state_restored(lost.message, core.epoch, now_ms)
         self.counts["state_restored"] += 1
         _log.error("%s; all of it is written again, under plan %d", lost.message, core.epoch)
 
@@ -427,7 +462,7 @@ class Driver:
 
     def _tick(self, stop: threading.Event) -> float | None:
         def tick(core: Control, now_ms: int) -> None:
-            self.journal.look(core, now_ms)
+            self.timeline.look(core, now_ms)
             core.tick(now_ms)
             if core.tasks:
                 self._has_task.set()
@@ -445,6 +480,20 @@ class Driver:
             self.counts["tick_failed"] += 1
             raise
         return TICK_S
+
+    def _hear(self, stop: threading.Event) -> float | None:
+        """Hear what is new outside the core, every second."""
+        if self.superseded.is_set() or self._outside is None:
+            return None
+        try:
+            newest = self.call(lambda core, now_ms: self._newsroom.newest)
+            news = self._outside.news(*newest)._replace(tasks=[*map(task_health, self.healths())])
+            self.call(lambda core, now_ms: self._newsroom.hear(news, now_ms))
+        except SupersededError:
+            return None
+        if self.timeline.dropped:
+            self.counts["events_dropped"] = self.timeline.dropped
+        return _NEWS_S
 
     def _run_task(self, stop: threading.Event) -> float | None:
         """Run the first task of the core, if there is one, and hand its result in.

@@ -228,3 +228,26 @@ def test_a_trainers_plan_is_written_from_what_nodes_read(
     refused = operator.run("plan", "ranks", 2, tmp_path / "none" / "plan.json")
     assert refused.exit_code == 1
     assert "cannot be written: No such file or directory" in refused.stderr
+
+
+def test_the_timeline_is_printed_searched_and_cut_by_time(operator: Operator) -> None:
+    said = operator.json("timeline")["events"]
+    assert isinstance(said, list)
+    names = [each["name"] for each in said]
+    assert {"leader_began", "plan_made", "node_registered"} <= set(names)
+    printed = operator.run("timeline", "node-1", "--kind", "node").stdout.splitlines()
+    assert "  node: node node-1 at 127.0.0.1:" in printed[0]
+    assert " UTC  " in printed[0]
+    assert "registered" in printed[0]
+    assert operator.json("timeline", "--since", "2100-01-01")["events"] == []
+    assert "no such event" in operator.run("timeline", "--until", "2020-01-01T00:00").stdout
+    newest = operator.json("timeline", "--limit", "1", "--since", "1d")["events"]
+    assert isinstance(newest, list)
+    assert newest == said[:1]
+    for wrong, says in (
+        (("--kind", "odd"), "choose one of node, leader, version"),
+        (("--since", "yesterday"), "give 90s, 30m, 2h or 3d ago"),
+    ):
+        done = operator.run("timeline", *wrong)
+        assert done.exit_code == 2
+        assert says in done.stderr

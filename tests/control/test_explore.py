@@ -44,7 +44,7 @@ def test_a_seed_plays_the_same_again() -> None:
     told = []
     before = operation.BATCH_BUCKETS
     for _ in range(2):
-        schedule = explore.Schedule(2, trace=True)
+        schedule = explore.Schedule(3, trace=True)
         schedule.run()
         told.append(schedule.told())
     assert told[0] == told[1]

@@ -342,3 +342,66 @@ def test_a_caller_that_has_gone_is_counted_and_no_failure(
     wait_until(lambda: control.gate.refused[f"{rpc} CANCELLED"] == 1)
     control.stop()
     assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == []
+
+
+def test_events_are_listed_by_whoever_leads(bench: Bench, tmp_path: Path) -> None:
+    """A drain with its author, a refused node, a version and a rollback: kept for the next one."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"reader/ben:{LOOK}\noperator/anna:{ACT}\nnode:{SERVE}\n")
+    options: dict[str, Any] = {"tokens": Tokens(tokens), "bus": bench.url}
+    first = bench.control(**options)
+    nodes = [bench.node(f"node-{index}", first.address, token=SERVE) for index in range(2)]
+    client = bench.client(first.address, ACT)
+    wait_for_plan(client)
+    client.reshard("d1", drain_node="node-1", reason="a new kernel")
+    wait_until(lambda: client.operation("d1").state == SUCCEEDED)
+    stranger = make_registration(make_node("node-9", address="127.0.0.1:1"), TABLES, model="shop")
+    assert bench.client(first.address, SERVE).refused("RegisterNode", stranger)[0] != "OK"
+    commit = update_pb2.GlobalCommit(
+        version=update_pb2.Version(number=7, lineage=1),
+        committed_ms=1_790_000_000_000,
+        schema_id=5,
+    )
+    record = {"promoted": 7, "undone": [], "withdrawn": []}
+    withdrawn = {"first": 6, "last": 6, "reason": "auc", "by": "guard@a:1", "at_ms": 5}
+    record["withdrawn"] = [withdrawn | {"detail": "0.71 to 0.69"}]
+    with redis.Redis.from_url(bench.url) as bus:
+        bus.set("e:{news:commit}:promoted", b"EMPRM001 1 00000000\n" + json.dumps(record).encode())
+        bus.xadd("e:{news:commit}:log", {"m": commit.SerializeToString()}, id="7-1")
+    reader = bench.client(first.address, LOOK)
+
+    def listed(client: Client, **asked: Any) -> list[control_pb2.FleetEvent]:
+        request = control_pb2.ListEventsRequest(page_size=500, **asked)
+        return list(client.call("ListEvents", request).events)
+
+    wait_until(
+        lambda: {"version_published", "version_withdrawn", "node_refused"}.issubset(
+            each.name for each in listed(reader)
+        )
+    )
+    before = [each.SerializeToString() for each in listed(reader)]
+    first.stop()
+    second = bench.control(**options)
+    for node in nodes:
+        node.point_at(second.address)
+    reader = bench.client(second.address, LOOK)
+    wait_until(lambda: listed(reader)[0].name == "leader_began")
+    now = listed(reader)
+    assert [each.SerializeToString() for each in now if each.number <= len(before)] == before
+    accepted, ended = reversed(
+        listed(reader, text="D1", kind=control_pb2.EVENT_KIND_OPERATION)[-2:]
+    )
+    assert (accepted.name, accepted.author, accepted.why) == (
+        *("operation_accepted", "operator/anna", "a new kernel"),
+    )
+    assert ended.name in ("operation_running", "operation_succeeded")
+    (refused,) = listed(reader, kind=control_pb2.EVENT_KIND_REFUSED)
+    assert "serves model 'shop'" in refused.why
+    (withdrawn_event,) = listed(reader, text="withdrawn")
+    assert (withdrawn_event.why, withdrawn_event.at_ms) == ("0.71 to 0.69", 5)
+    assert reader.refused("ListEvents", control_pb2.ListEventsRequest(page_token="x")) == (
+        "INVALID_ARGUMENT",
+        "page_token 'x' is not from this service; start again with an empty one",
+    )
+    serving = bench.client(second.address, SERVE)
+    assert serving.refused("ListEvents", control_pb2.ListEventsRequest())[0] == "PERMISSION_DENIED"

@@ -62,22 +62,31 @@ def test_what_is_written_is_read(store: StateStore) -> None:
     node = make_registration(make_node("node-0"), make_tables(user=1))
     decision = control_pb2.Decision(id="d1", why="nothing moved")
     settings = control_pb2.DriftSettings(mode=control_pb2.DRIFT_MODE_AUTO)
+    event = control_pb2.FleetEvent(number=3, name="node_died")
     writes = Writes(
         plan=make_plan(1),
         nodes={"node-0": node},
         operations={"r1": make_record("r1")},
         decisions={"d1": decision},
         settings=settings,
+        events={"3": event},
     )
     store.commit(term, writes)
     saved = store.load()
     assert saved.decisions == {"d1": decision}
     assert saved.settings == settings
+    assert saved.events == {"3": event}
     assert saved.plan == make_plan(1)
     assert saved.nodes == {"node-0": node}
     assert saved.operations == {"r1": make_record("r1")}
     store.commit(
-        term, Writes(nodes={"node-0": None}, operations={"r1": None}, decisions={"d1": None})
+        term,
+        Writes(
+            nodes={"node-0": None},
+            operations={"r1": None},
+            decisions={"d1": None},
+            events={"3": None},
+        ),
     )
     assert store.load() == SavedState(plan=make_plan(1), settings=settings)
 

@@ -105,6 +105,37 @@ def answers(
     ended.CopyFrom(operation)
     ended.id, ended.ended_ms = "move-0", now_ms - 1000
     ended.state = control_pb2.OPERATION_STATE_SUCCEEDED
+    kinds = control_pb2.EventKind
+    happened = [
+        (
+            kinds.EVENT_KIND_LEADER,
+            60_000,
+            "the control plane at here:7070 leads",
+            "",
+            names.message,
+        ),
+        (kinds.EVENT_KIND_VERSION, 50_000, "versions 1 to 40 were published", "", "lineage 1"),
+        (kinds.EVENT_KIND_NODE, 40_000, f"node {names.node}-0 is dead", "", names.message),
+        (
+            *(kinds.EVENT_KIND_OPERATION, 3000, "drain move-1 was accepted: 4 buckets, 0 bytes"),
+            *(names.author, names.reason),
+        ),
+        (kinds.EVENT_KIND_DRIFT, 2000, "look-1: no gain", "drift", names.message),
+    ]
+    events = [
+        control_pb2.FleetEvent(
+            number=at + 1,
+            at_ms=now_ms - ago_ms,
+            kind=kind,
+            name="made_up",
+            text=text,
+            author=author,
+            why=why,
+            times=40 if kind == kinds.EVENT_KIND_VERSION else 1,
+            first_ms=now_ms - 90_000 if kind == kinds.EVENT_KIND_VERSION else 0,
+        )
+        for at, (kind, ago_ms, text, author, why) in enumerate(happened)
+    ]
     decision = control_pb2.Decision(
         id="look-1",
         at_ms=now_ms - 2000,
@@ -120,6 +151,7 @@ def answers(
         "ListOperations": control_pb2.ListOperationsResponse(
             operations=[operation, ended] if nodes else []
         ),
+        "ListEvents": control_pb2.ListEventsResponse(events=reversed(events) if nodes else []),
         "ListDecisions": control_pb2.ListDecisionsResponse(
             decisions=[decision] if nodes else [],
             status=control_pb2.DriftStatus(

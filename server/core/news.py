@@ -1,0 +1,55 @@
+"""News from outside the core: versions, the trainer, nodes that were refused, tasks."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from embertide.v1 import control_pb2, node_pb2, update_pb2
+
+SILENT_MS = 10_000
+"""A trainer sets its sign every two seconds; one that is older has no trainer behind it."""
+
+
+class Withdrawal(NamedTuple):
+    """Versions that ordinary requests never see, both ends included."""
+
+    first: int
+    last: int
+    reason: str
+    by: str
+    at_ms: int
+    detail: str
+
+
+class Rollback(NamedTuple):
+    """Version `number` restores the state of version `to`."""
+
+    number: int
+    to: int
+    by: str
+    at_ms: int
+
+
+class Promotion(NamedTuple):
+    """What guard and rollbacks have decided (docs/formats.md, "Promotion record")."""
+
+    promoted: int = 0
+    withdrawn: tuple[Withdrawal, ...] = ()
+    undone: tuple[Rollback, ...] = ()
+
+
+class News(NamedTuple):
+    """What is heard of the world at one time.
+
+    Attributes:
+        commits: Of versions after the newest that the timeline knows, oldest first.
+        promotion: What was decided on versions; None: not known now.
+        trainer: Its newest sign; None: there is none, or it is not known now.
+        refused: Nodes that were refused.
+        tasks: What this process does in the background.
+    """
+
+    commits: Sequence[update_pb2.GlobalCommit] = ()
+    promotion: Promotion | None = None
+    trainer: control_pb2.TrainerStatus | None = None
+    refused: Sequence[control_pb2.RefusedRegistration] = ()
+    tasks: Sequence[node_pb2.TaskHealth] = ()
