@@ -56,9 +56,10 @@ class Bus:
             return self._sign
 
     def news(self, number: int, lineage: int) -> News:
-        """Return the versions after one, some at a time; (0, 0): the newest one alone.
+        """Return the versions after one, oldest first, at most 16; (0, 0): the newest 16.
 
-        With what was decided on versions, and the trainer. What cannot be known now is left out.
+        With what was decided on versions, the trainer, and how full the bus is. What cannot be
+        known now is left out.
         """
         newest, trainer = self.newest(), self.trainer()
         lost = newest is not None and newest.number < number and newest.lineage > lineage
@@ -67,11 +68,19 @@ class Bus:
             if number and not lost:  # a bus that lost its log begins anew
                 pipe.xrange(self._commits, min=f"({number}-{lineage}", count=_COMMITS_MAX)
             else:
-                pipe.xrevrange(self._commits, count=1)
+                pipe.xrevrange(self._commits, count=_COMMITS_MAX)
             pipe.get(self._promoted)
-            entries, record = pipe.execute()
+            pipe.xlen(self._commits)
+            pipe.info("memory")
+            entries, record, versions, memory = pipe.execute()
+            commits = [update_pb2.GlobalCommit.FromString(each[b"m"]) for _, each in entries]
             return News(
-                commits=[update_pb2.GlobalCommit.FromString(each[b"m"]) for _, each in entries],
+                commits=sorted(commits, key=lambda each: each.version.number),
+                bus=control_pb2.BusStatus(
+                    used_bytes=int(memory["used_memory"]),
+                    max_bytes=int(memory.get("maxmemory", 0)),
+                    versions=versions,
+                ),
                 promotion=read_promotion(record) if record else None,
                 trainer=trainer,
             )

@@ -212,6 +212,21 @@ def set_mode(
         _set(caller, settings, as_json=as_json)
 
 
+def frozen_until_ms(duration: str) -> int:
+    """Return until when a freeze of a duration from now on lasts. 0: it ends one.
+
+    Raises:
+        UsageError: It is no duration, or too long.
+    """
+    found = _DURATION.fullmatch(duration)
+    if found is None:
+        raise UsageError(f"duration is {duration!r}; use a number and s, m, h or d, as 2h")
+    seconds = int(found[1]) * _SECONDS[found[2]]
+    if seconds > _FREEZE_S_MAX:
+        raise UsageError(f"duration is {duration}; at most 90d: use `drift mode advise`")
+    return int((time.time() + seconds) * 1000) if seconds else 0
+
+
 @app.command("freeze")
 def freeze(
     duration: Annotated[str, typer.Argument(help="How long, as 30m, 2h or 3d; 0s ends it.")],
@@ -222,13 +237,7 @@ def freeze(
 ) -> None:
     """Let it begin nothing for a while. Example: embertide drift freeze 2h --reason release."""
     with report_errors(as_json), calling(control, token_file) as caller:
-        found = _DURATION.fullmatch(duration)
-        if found is None:
-            raise UsageError(f"duration is {duration!r}; use a number and s, m, h or d, as 2h")
-        seconds = int(found[1]) * _SECONDS[found[2]]
-        if seconds > _FREEZE_S_MAX:
-            raise UsageError(f"duration is {duration}; at most 90d: use `drift mode advise`")
+        until_ms = frozen_until_ms(duration)
         settings = _list(caller, acted=False, limit=1).settings
-        settings.frozen_until_ms = int((time.time() + seconds) * 1000) if seconds else 0
-        settings.reason = reason
+        settings.frozen_until_ms, settings.reason = until_ms, reason
         _set(caller, settings, as_json=as_json)

@@ -74,14 +74,15 @@ def facts_of(answers: FleetAnswers) -> dict[str, Any]:
         }
         for each in status.nodes
     ]
-    living = [node for node, each in zip(nodes, status.nodes, strict=True) if _lives(each)]
+    lives = [_lives(each) for each in status.nodes]
+    living = [node for node, alive in zip(nodes, lives, strict=True) if alive]
     newest = [node["versions"][1] for node in living if node["versions"][1]]
     known = status.HasField("newest_committed")
     committed = status.newest_committed.number if known else None
     front = max([*newest, committed or 0])
-    for node in nodes:
+    for node, alive in zip(nodes, lives, strict=True):
         behind = front - node["versions"][1] if node["versions"][1] else None
-        node["versions_behind"] = behind if node in living else None
+        node["versions_behind"] = behind if alive else None
     return {
         "at_ms": answers.at_ms,
         "plan_epoch": status.plan_epoch,
@@ -149,8 +150,9 @@ def _devices(answers: FleetAnswers, living: Set[str]) -> dict[str, Any]:
     """Return the devices of the plan with what they own and read, and the skew of each group."""
     plan, load = answers.plan, answers.load
     if plan is None or load is None:
-        none: dict[str, Any] = {"devices": [], "skew": {}, "reads": []}
+        none: dict[str, Any] = {"devices": [], "skew": {}, "reads": [], "serving": []}
         return none | {"no_plan": answers.no_plan, "unowned_buckets": 0, "unowned_by_group": {}}
+    p99_us = {each.node.name: each.p99_us for each in answers.status.nodes if _lives(each)}
     workload = measured(plan.topology, {each.node: each.load for each in load.nodes})
     layout = layout_of(plan.assignments)
     work = device_work(plan.topology, layout, workload)
@@ -184,6 +186,7 @@ def _devices(answers: FleetAnswers, living: Set[str]) -> dict[str, Any]:
         ],
         "skew": {str(group): round(skew(reads), 3) for group, reads in sorted(groups.items())},
         "reads": [_reads(each) for each in load.nodes],
+        "serving": [_serving(each, p99_us.get(each.node, 0)) for each in load.nodes],
         "unowned_buckets": unowned,
         "unowned_by_group": {str(group): count for group, count in sorted(unowned_in.items())},
     }
@@ -206,6 +209,26 @@ def _reads(node: control_pb2.NodeLoad) -> dict[str, Any]:
         "for_peers": sum(each.peer_reads for each in buckets),
         "peer_calls": calls,
         "peer_round_trip_us": round(round_trips_us / calls) if calls else 0,
+    }
+
+
+def _serving(node: control_pb2.NodeLoad, p99_us: int) -> dict[str, Any]:
+    """Return how fast a node was in the last load window, and what it read from its SSD."""
+    load, reads = node.load, _reads(node)
+    seconds = load.window_ms / 1000 or 1.0
+    sources = [0, 0, 0]
+    for bucket in load.buckets:
+        for at, count in enumerate(bucket.reads_by_source[:3]):
+            sources[at] += count
+    return {
+        "node": node.node,
+        "requests_per_s": load.requests / seconds,
+        "mean_us": load.request_us / load.requests if load.requests else 0.0,
+        "p99_us": p99_us,
+        "cores": load.cpu_us / 1e6 / seconds,
+        "asked_share": reads["asked"] / max(reads["own"], 1),
+        "peer_round_trip_us": reads["peer_round_trip_us"],
+        "ssd_share": sources[2] / max(sum(sources), 1),
     }
 
 
@@ -267,6 +290,24 @@ def show_reads(facts: dict[str, Any]) -> None:
             f"{each['peer_round_trip_us']:,} us" if each["peer_calls"] else "-",
         )
     if facts["reads"]:
+        show_table(table)
+
+
+def show_serving(facts: dict[str, Any]) -> None:
+    """Print how long nodes took, and what they read from their SSDs."""
+    table = Table(
+        *("node", "requests/s", "mean", "p99, last second", "cores", "from SSD"), names=("node",)
+    )
+    for each in facts["serving"]:
+        table.add_row(
+            each["node"],
+            f"{each['requests_per_s']:,.0f}",
+            f"{each['mean_us'] / 1000:,.2f} ms",
+            f"{each['p99_us'] / 1000:,.2f} ms",
+            f"{each['cores']:.2f}",
+            f"{each['ssd_share']:.1%}",
+        )
+    if facts["serving"]:
         show_table(table)
 
 

@@ -14,10 +14,10 @@ from embertide.server.cli.control_client import (
     calling,
     table_name,
 )
-from embertide.server.cli.fleet_view import fleet_facts, show_devices, show_reads
+from embertide.server.cli.fleet_view import fleet_facts, show_devices, show_reads, show_serving
 from embertide.v1 import control_pb2
 
-_SHOWN = ("reads", "devices", "skew")
+_SHOWN = ("reads", "serving", "devices", "skew")
 
 
 def command(
@@ -26,7 +26,7 @@ def command(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show which keys are hottest, where each node's reads are answered, and each device's load.
+    """Show which keys are hottest, where each node's reads are answered, latency, devices' load.
 
     Example: embertide hot --keys 50 --json
     """
@@ -52,4 +52,5 @@ def command(
             table.add_row(row["table"], str(row["key"]), f"{row['reads']:,}", f"{row['error']:,}")
         show_table(table)
         show_reads(facts)
+        show_serving(facts)
         show_devices(facts)

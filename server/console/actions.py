@@ -9,7 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from embertide._common.quoting import is_name, shown
+from embertide.server.adapters.process import UsageError
 from embertide.server.cli.control_client import Caller, CallError, new_id, owner_name, table_name
+from embertide.server.cli.drift import frozen_until_ms
+from embertide.server.cli.drift_view import settings_facts, settings_line
+from embertide.server.core.drift.options import MODES
 from embertide.server.core.plan.planners import PLANNERS
 from embertide.v1 import control_pb2
 
@@ -65,9 +69,7 @@ def request_of(form: Mapping[str, str]) -> control_pb2.StartReshardRequest:
     if not is_name(value):
         what = "the node to drain" if goal == "drain_node" else "the operation to undo"
         raise FieldError(f"{what} is {shown(value)}; give its name as the pages show it")
-    reason = form.get("reason", "").strip()
-    if len(reason.encode()) > _REASON_BYTES_MAX:
-        raise FieldError(f"the reason has more than {_REASON_BYTES_MAX} bytes; say it shorter")
+    reason = _reason(form)
     id = form.get("operation_id", "") or new_id()
     if not is_name(id):
         raise FieldError(f"the operation's id is {shown(id)}; open the page anew")
@@ -77,6 +79,68 @@ def request_of(form: Mapping[str, str]) -> control_pb2.StartReshardRequest:
     request.budget.bytes_per_s = round(bytes_per_s)
     request.budget.p99_us = round(_number(form, "p99_ms", "p99 in ms") * 1000)
     return request
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SettingsChange:
+    """Another treatment of drift, as its page shows it.
+
+    Attributes:
+        settings: As they would be.
+        before: As they are, in words.
+        after: As they would be, in words.
+        fields: Of the form, to be sent again.
+    """
+
+    settings: control_pb2.DriftSettings
+    before: str
+    after: str
+    fields: dict[str, str]
+
+
+def settings_change(caller: Caller, form: Mapping[str, str]) -> SettingsChange:
+    """Return what a form would make of the treatment of drift, as it is now.
+
+    Raises:
+        FieldError: A field cannot be right.
+        CallError: The control plane refused, or cannot be reached.
+    """
+    mode, freeze = form.get("mode", ""), form.get("freeze", "").strip()
+    reason = _reason(form)
+    if mode not in MODES:
+        raise FieldError(f"mode is {shown(mode)}; choose one of {', '.join(MODES)}")
+    try:
+        until_ms = frozen_until_ms(freeze) if freeze else None
+    except UsageError as error:
+        raise FieldError(str(error)) from error
+    answer = caller.call("ListDecisions", control_pb2.ListDecisionsRequest(page_size=1))
+    wanted = control_pb2.DriftSettings()
+    wanted.CopyFrom(answer.settings)
+    wanted.mode, wanted.reason = MODES[mode], reason
+    if until_ms is not None:
+        wanted.frozen_until_ms = until_ms
+    return SettingsChange(
+        wanted,
+        settings_line(settings_facts(answer.settings)),
+        settings_line(settings_facts(wanted)),
+        {"mode": mode, "freeze": freeze, "reason": reason},
+    )
+
+
+def set_drift(caller: Caller, change: SettingsChange) -> None:
+    """Make a change of the treatment of drift.
+
+    Raises:
+        CallError: The control plane refused, or cannot be reached.
+    """
+    caller.call("SetDriftSettings", control_pb2.SetDriftSettingsRequest(settings=change.settings))
+
+
+def _reason(form: Mapping[str, str]) -> str:
+    reason = form.get("reason", "").strip()
+    if len(reason.encode()) > _REASON_BYTES_MAX:
+        raise FieldError(f"the reason has more than {_REASON_BYTES_MAX} bytes; say it shorter")
+    return reason
 
 
 def _number(form: Mapping[str, str], name: str, what: str) -> float:

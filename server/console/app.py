@@ -25,6 +25,7 @@ from embertide.server.console import actions, views
 from embertide.server.console.doors import Doors, FormError, read_form
 from embertide.server.console.sessions import LIFE_S, Session, Sessions
 from embertide.server.console.source import REFUSED, Source
+from embertide.server.core.drift.options import MODES
 from embertide.server.core.plan.planners import PLANNERS
 from embertide.v1 import control_pb2
 
@@ -123,6 +124,7 @@ class Console:
                     Route("/operations/preview", self._form(self._preview), methods=["POST"]),
                     Route("/operations/start", self._form(self._start), methods=["POST"]),
                     Route("/operations/steer", self._form(self._steer), methods=["POST"]),
+                    Route("/drift/set", self._form(self._set_drift), methods=["POST"]),
                     Mount("/static", _Static(directory=_HERE / "static")),
                 ],
                 exception_handlers={404: self._not_found, FormError: self._bad_form},
@@ -200,6 +202,7 @@ class Console:
             "may_act": session.caller.role in ("operator", "open", ""),
             "is_open": session.caller.open,
             "planners": list(PLANNERS),
+            "modes": list(MODES),
         }
 
     def _series(self, request: Request) -> Response:
@@ -313,7 +316,8 @@ class Console:
                 status = 400 if isinstance(error, actions.FieldError) else 502
                 if isinstance(error, CallError) and error.code in REFUSED:
                     status = 403
-                frame = self._frame(session, "operations", "Refused")
+                view = "drift" if request.url.path.startswith("/drift") else "operations"
+                frame = self._frame(session, view, "Refused")
                 return self._render("refused.html", status, error=str(error), **frame)
 
         return answer
@@ -344,6 +348,15 @@ class Console:
         self.source.forget_age()
         frame = self._frame(session, "operations", "Started")
         return self._render("preview.html", preview=preview, started=True, notice="", **frame)
+
+    def _set_drift(self, session: Session, form: Mapping[str, str]) -> Response:
+        change = actions.settings_change(session.caller, form)
+        if form.get("confirmed") != "yes":
+            frame = self._frame(session, "drift", "Treatment of drift")
+            return self._render("drift_set.html", change=change, **frame)
+        actions.set_drift(session.caller, change)
+        self.source.forget_age()
+        return RedirectResponse("/drift", 303)
 
     def _steer(self, session: Session, form: Mapping[str, str]) -> Response:
         id, steering = form.get("operation", ""), form.get("steering", "")

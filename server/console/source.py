@@ -43,6 +43,7 @@ class Reading(NamedTuple):
         operations: The newest, newest first.
         decisions: The newest about drift, and how it decides.
         events: What happened, newest first.
+        versions: The newest ones, and how full the bus is.
         took_s: How long the answers took.
     """
 
@@ -51,6 +52,7 @@ class Reading(NamedTuple):
     operations: control_pb2.ListOperationsResponse
     decisions: control_pb2.ListDecisionsResponse
     events: list[control_pb2.FleetEvent]
+    versions: control_pb2.ListVersionsResponse
     took_s: float
 
 
@@ -65,8 +67,10 @@ def read(caller: Caller) -> Reading:
     operations = caller.call("ListOperations", control_pb2.ListOperationsRequest(page_size=_LISTED))
     decisions = caller.call("ListDecisions", control_pb2.ListDecisionsRequest(page_size=_LISTED))
     events = list_events(caller, control_pb2.ListEventsRequest(), EVENTS_SHOWN)
+    versions = caller.call("ListVersions", control_pb2.ListVersionsRequest())
     facts = facts_of(answers)
-    return Reading(answers, facts, operations, decisions, events, time.monotonic() - began_s)
+    took_s = time.monotonic() - began_s
+    return Reading(answers, facts, operations, decisions, events, versions, took_s)
 
 
 class Source:

@@ -11,8 +11,10 @@ from embertide.server.cli.fleet_view import faults
 from embertide.server.cli.gains import gain_facts, model_line
 from embertide.server.cli.timeline import KINDS
 from embertide.server.cli.trainer_view import trainer_line
+from embertide.server.console.serving import latency, storage
 from embertide.server.console.source import Reading, Source
 from embertide.server.console.timeline import SHOWN_MAX, rows_like, rows_of
+from embertide.server.console.versions import versions
 from embertide.server.core.plan.layout import budget_bytes
 from embertide.v1 import control_pb2
 
@@ -340,7 +342,10 @@ VIEWS = {
     "nodes": ("/nodes", "Nodes", nodes),
     "operations": ("/operations", "Operations", operations),
     "load": ("/load", "Load", load),
+    "latency": ("/latency", "Latency", latency),
     "drift": ("/drift", "Drift", drift),
+    "versions": ("/versions", "Versions", versions),
+    "storage": ("/storage", "Storage", storage),
     "control": ("/control", "Control plane", control),
 }
 """The pages by their templates' names: path, title, and what makes what they show."""

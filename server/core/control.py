@@ -309,6 +309,7 @@ class Control:
                 plan_epoch=beat.plan_epoch,
                 staleness_ms=beat.staleness_ms,
                 failing=beat.failing,
+                p99_us=beat.p99_us,
                 last_beat_ms=max(0, now_ms - member.heard_ms),
                 unheard=member.beat is None,
             )

@@ -43,6 +43,7 @@ class News(NamedTuple):
     Attributes:
         commits: Of versions after the newest that the timeline knows, oldest first.
         promotion: What was decided on versions; None: not known now.
+        bus: How full the bus is; None: not known now.
         trainer: Its newest sign; None: there is none, or it is not known now.
         refused: Nodes that were refused.
         tasks: What this process does in the background.
@@ -50,6 +51,7 @@ class News(NamedTuple):
 
     commits: Sequence[update_pb2.GlobalCommit] = ()
     promotion: Promotion | None = None
+    bus: control_pb2.BusStatus | None = None
     trainer: control_pb2.TrainerStatus | None = None
     refused: Sequence[control_pb2.RefusedRegistration] = ()
     tasks: Sequence[node_pb2.TaskHealth] = ()

@@ -235,6 +235,12 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         """Return a page of what happened."""
         return self._driver.call(lambda core, now_ms: self._driver.timeline.events.page(request))
 
+    def ListVersions(
+        self, request: control_pb2.ListVersionsRequest, context: grpc.ServicerContext
+    ) -> control_pb2.ListVersionsResponse:
+        """Return the newest versions, and how full the bus is."""
+        return self._driver.call(lambda core, now_ms: self._driver.versions.answer())
+
     def _operation(self, id: str) -> control_pb2.Operation:
         check_id("id", id)
         copy = control_pb2.Operation()

@@ -31,6 +31,7 @@ from embertide.server.core.plan.validity import PLAN_BYTES_MAX
 from embertide.server.core.preparation import PreparedOperation
 from embertide.server.core.state import LEASE_MS, PLANS_KEPT, StateStore, Writes
 from embertide.server.core.timeline import Timeline
+from embertide.server.core.versions import Versions
 from embertide.server.services.clock import Clock
 from embertide.server.services.journal import Journal
 from embertide.server.services.outside import task_health
@@ -65,7 +66,7 @@ class NewsSource(Protocol):
     """Hears of the world outside the core."""
 
     def news(self, number: int, lineage: int) -> News:
-        """Return what is new after a version; (0, 0): of the newest one alone."""
+        """Return what is new after a version; (0, 0): the newest ones."""
 
 
 def _start(
@@ -102,6 +103,7 @@ class Driver:
         why_superseded: Why it gave way. Empty: it has not.
         changed: Notified whenever something was written.
         timeline: What happened.
+        versions: The newest ones.
         counts: Faults by name: refusals are counted by who refuses.
     """
 
@@ -142,7 +144,9 @@ class Driver:
         self._memory = Memory(options)
         self._holder = holder
         self.timeline = Timeline()
+        self.versions = Versions()
         self._outside, self._newsroom = outside, Newsroom(self.timeline)
+        self._has_heard = False
         self._term = store.take_term(holder)
         self._core: Control | None = self._load()
         self._before: Control | None = None  # the last core, while none could be made since
@@ -486,9 +490,15 @@ class Driver:
         if self.superseded.is_set() or self._outside is None:
             return None
         try:
+            if not self._has_heard:
+                # Those before our start are of no news, but people ask for them.
+                before = self._outside.news(0, 0)
+                self.call(lambda core, now_ms: self.versions.hear(before))
+                self._has_heard = True
             newest = self.call(lambda core, now_ms: self._newsroom.newest)
             news = self._outside.news(*newest)._replace(tasks=[*map(task_health, self.healths())])
             self.call(lambda core, now_ms: self._newsroom.hear(news, now_ms))
+            self.call(lambda core, now_ms: self.versions.hear(news))
         except SupersededError:
             return None
         if self.timeline.dropped:

@@ -23,7 +23,7 @@ class Outside:
         self._bus, self._registrations = bus, registrations
 
     def news(self, number: int, lineage: int) -> News:
-        """Return what is new after a version; (0, 0): of the newest one alone."""
+        """Return what is new after a version; (0, 0): the newest ones."""
         news = self._bus.news(number, lineage) if self._bus is not None else News()
         return news._replace(refused=self._registrations.newest())
 

@@ -167,6 +167,47 @@ def test_what_an_operator_writes_wrongly_is_named(address: str) -> None:
         assert "<b>" not in refused.text
 
 
+def test_an_operator_freezes_drift_after_a_preview_and_a_reader_may_not(
+    bench: Bench, control: ControlServer, address: str, tmp_path: Path
+) -> None:
+    def settings() -> control_pb2.DriftSettings:
+        request = control_pb2.ListDecisionsRequest()
+        answer = bench.client(control.address, READER).call("ListDecisions", request)
+        found: control_pb2.DriftSettings = answer.settings
+        return found
+
+    anna, ben = visitor(address, OPERATOR), visitor(address, READER)
+    assert "Change how drift is treated" in anna.get("/drift").text
+    assert "Change how drift is treated" not in ben.get("/drift").text
+    form = {"mode": "advise", "freeze": "2h", "reason": "a <release>"}
+    refused = ben.send("/drift/set", confirmed="yes", **form)
+    assert refused.status == 403
+    assert "needs role operator" in refused.page.shown
+    question = anna.send("/drift/set", **form)
+    assert "mode off" in question.page.shown
+    assert "mode advise, frozen until" in question.page.shown
+    assert settings().mode == control_pb2.DRIFT_MODE_OFF, "nothing has changed before"
+    assert anna.post("/drift/set", question.page.fields("/drift/set")).status == 303
+    assert settings().mode == control_pb2.DRIFT_MODE_ADVISE
+    assert settings().frozen_until_ms > 0
+    assert settings().reason == "a <release>"
+    wait_until(lambda: "a &lt;release&gt;" in anna.get("/drift").text)
+    ended = anna.send("/drift/set", confirmed="yes", mode="advise", freeze="0s")
+    assert ended.status == 303
+    assert settings().frozen_until_ms == 0
+    for fields, says in (
+        ({"mode": "odd"}, "choose one of"),
+        ({"mode": "off", "freeze": "soon"}, "use a number and s, m, h or d"),
+        ({"mode": "off", "freeze": "100d"}, "at most 90d"),
+    ):
+        wrong = anna.send("/drift/set", **fields)
+        assert wrong.status == 400
+        assert says in wrong.page.shown
+    request = control_pb2.ListEventsRequest(text="drift monitor")
+    events = bench.client(control.address, READER).call("ListEvents", request).events
+    assert [each.author for each in events] == ["operator/anna", "operator/anna"]
+
+
 def test_a_plan_that_moved_on_is_previewed_again(address: str) -> None:
     anna = visitor(address, OPERATOR)
     shown = preview(anna, goal="drain_node", drain_node="node-1")

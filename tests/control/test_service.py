@@ -397,6 +397,10 @@ def test_events_are_listed_by_whoever_leads(bench: Bench, tmp_path: Path) -> Non
     assert ended.name in ("operation_running", "operation_succeeded")
     (refused,) = listed(reader, kind=control_pb2.EVENT_KIND_REFUSED)
     assert "serves model 'shop'" in refused.why
+    versions = reader.call("ListVersions", control_pb2.ListVersionsRequest())
+    assert [each.version.number for each in versions.versions] == [7]
+    assert versions.promoted == 7
+    assert (versions.bus.versions, versions.bus.used_bytes > 0) == (1, True)
     (withdrawn_event,) = listed(reader, text="withdrawn")
     assert (withdrawn_event.why, withdrawn_event.at_ms) == ("0.71 to 0.69", 5)
     assert reader.refused("ListEvents", control_pb2.ListEventsRequest(page_token="x")) == (

@@ -16,6 +16,7 @@ from embertide.server.core.fleet import FOUND_AGAIN_MS
 from embertide.server.core.news import News, Promotion, Rollback, Withdrawal
 from embertide.server.core.newsroom import RUN_MS
 from embertide.server.core.state import EVENTS_KEPT
+from embertide.server.core.versions import VERSIONS_KEPT
 from embertide.server.services.driver import Driver
 from embertide.v1 import control_pb2, node_pb2, update_pb2
 
@@ -326,3 +327,30 @@ def test_each_kind_has_its_bound_and_pages() -> None:
     assert len(there.events(Kind.EVENT_KIND_REFUSED, until_ms=1_000_059)) == 10
     with pytest.raises(RefusedError, match="text is"):
         there.events(text="x" * (TEXT_BYTES_MAX + 1))
+
+
+def test_versions_have_their_quality_and_verdicts() -> None:
+    there = Watched(MemoryState())
+    quality = update_pb2.LiveQuality(events=50, auc=0.75)
+    there.hear(commits=commits(5, 8), trainer=sign(lineage=3, version=8, quality=quality))
+    answer = there.driver.versions.answer()
+    assert [each.version.number for each in answer.versions] == [8, 7, 6, 5]
+    assert answer.versions[0].quality == quality
+    assert not answer.versions[1].HasField("quality")
+    verdicts = control_pb2.VersionVerdict
+    assert {each.verdict for each in answer.versions} == {verdicts.VERSION_VERDICT_UNSPECIFIED}
+    withdrawn = (Withdrawal(6, 6, "auc", "guard@a:1", 5, "0.71 to 0.70"),)
+    there.hear(promotion=Promotion(promoted=7, withdrawn=withdrawn))
+    answer = there.driver.versions.answer()
+    assert answer.promoted == 7
+    assert [each.verdict for each in answer.versions] == [
+        verdicts.VERSION_VERDICT_CANDIDATE,
+        verdicts.VERSION_VERDICT_PROMOTED,
+        verdicts.VERSION_VERDICT_WITHDRAWN,
+        verdicts.VERSION_VERDICT_PROMOTED,
+    ]
+    assert (answer.versions[2].why, answer.versions[2].author) == ("auc: 0.71 to 0.70", "guard@a:1")
+    there.hear(commits=commits(5, 8) + commits(9, 9 + VERSIONS_KEPT))
+    found = there.driver.versions.answer().versions
+    assert len(found) == VERSIONS_KEPT
+    assert found[0].version.number == 9 + VERSIONS_KEPT

@@ -62,6 +62,7 @@ def render(told: dict[str, object]) -> dict[str, str]:
                     at_ms=reading.answers.at_ms,
                     url=path,
                     planners=["auto"],
+                    modes=["off", "advise", "auto"],
                     **frame,
                     **make(reading, {}, console.source),
                 ).body
@@ -108,6 +109,14 @@ def test_what_pages_show_is_what_status_shows(plain: dict[str, Page]) -> None:
     assert "operator/anna" in plain["/operations"].shown
     assert "no gain" in plain["/drift"].shown
     assert "10.0.0.1:7200" in plain["/nodes"].shown
+    shown = {path: "".join(page.shown.split()) for path, page in plain.items()}
+    assert "Ordinaryrequestsseeversion38" in shown["/versions"]
+    assert "3,6000.73600.40001.01019.5KiB64of64withdrawn" in shown["/versions"]
+    assert "embertiderollback39--publicationtrainer-0" in shown["/versions"]
+    assert "node-11.90ms0.80ms1800.42" in shown["/latency"]
+    assert "p99,slowestnode1.90ms" in shown["/latency"]
+    assert "90.0MiBof1.0GiB" in shown["/storage"]
+    assert "10.0%" in shown["/storage"]
 
 
 def test_a_dead_node_is_named_with_its_remedy_and_its_time() -> None:
@@ -172,6 +181,9 @@ def test_an_empty_fleet_says_what_to_do() -> None:
     assert "No node has registered yet" in shown["/nodes"].shown
     assert "no plan has been made" in shown["/load"].shown
     assert "None yet." in shown["/operations"].shown
+    assert "No version is known" in shown["/versions"].shown
+    assert "No node has said how long it takes" in shown["/latency"].shown
+    assert "Not known: the control plane has no --bus" in shown["/storage"].shown
 
 
 def test_pages_of_a_thousand_nodes_are_small() -> None:

@@ -65,6 +65,7 @@ def answers(
             plan_epoch=7,
             staleness_ms=100 + 7 * at,
             last_beat_ms=61_000 if at < dead else 12,
+            p99_us=1500 + 400 * at,
             failing=[node_pb2.TaskHealth(name="bus", state="failing", error=names.message)],
         )
     buckets = 1 << bits
@@ -88,8 +89,15 @@ def answers(
     )
     for at, node in enumerate(known):
         told = load.nodes.add(node=node.name).load
+        told.window_ms, told.requests, told.request_us, told.cpu_us = 5000, 900, 720_000, 2_100_000
         for bucket in range(at, buckets, nodes):
-            told.buckets.add(bucket=bucket, reads=10 + bucket, resident_bytes=1000, held=True)
+            told.buckets.add(
+                bucket=bucket,
+                reads=10 + bucket,
+                resident_bytes=1000,
+                held=True,
+                reads_by_source=[0, 9, 1],
+            )
     operation = control_pb2.Operation(
         id="move-1",
         kind="drain",
@@ -136,6 +144,29 @@ def answers(
         )
         for at, (kind, ago_ms, text, author, why) in enumerate(happened)
     ]
+    kept = control_pb2.ListVersionsResponse(
+        promoted=38, bus=control_pb2.BusStatus(used_bytes=90 << 20, max_bytes=1 << 30, versions=40)
+    )
+    for number in range(40, 30, -1):
+        verdicts = control_pb2.VersionVerdict
+        withdrawn = number == 36
+        kept.versions.add(
+            version=update_pb2.Version(lineage=1, number=number),
+            committed_ms=now_ms - 60_000 * (40 - number),
+            schema_id=7,
+            dense_bytes=20_000,
+            partitions=64,
+            quality=update_pb2.LiveQuality(
+                events=100 * number, auc=0.7 + number / 1000, log_loss=0.4, calibration=1.01
+            ),
+            verdict=verdicts.VERSION_VERDICT_WITHDRAWN
+            if withdrawn
+            else verdicts.VERSION_VERDICT_CANDIDATE
+            if number > 38
+            else verdicts.VERSION_VERDICT_PROMOTED,
+            why=names.message if withdrawn else "",
+            author=names.author if withdrawn else "",
+        )
     decision = control_pb2.Decision(
         id="look-1",
         at_ms=now_ms - 2000,
@@ -152,6 +183,7 @@ def answers(
             operations=[operation, ended] if nodes else []
         ),
         "ListEvents": control_pb2.ListEventsResponse(events=reversed(events) if nodes else []),
+        "ListVersions": kept if nodes else control_pb2.ListVersionsResponse(),
         "ListDecisions": control_pb2.ListDecisionsResponse(
             decisions=[decision] if nodes else [],
             status=control_pb2.DriftStatus(

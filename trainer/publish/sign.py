@@ -7,6 +7,7 @@ sets it. Redis away costs the sign alone: it is set again once Redis is back.
 import dataclasses
 import datetime
 import logging
+import math
 import os
 import socket
 import threading
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import redis
 from google.protobuf.message import DecodeError
@@ -56,6 +57,7 @@ class Place:
         learned_ms: Wall clock of when it learned that; 0: never.
         events: That it has learned.
         unread: Messages of its source that it has not read; None: the source does not tell.
+        quality: Of its scores of the current day; None: there are none yet.
     """
 
     version: int
@@ -63,6 +65,38 @@ class Place:
     learned_ms: int
     events: int
     unread: int | None
+    quality: update_pb2.LiveQuality | None = None
+
+
+class Scores(Protocol):
+    """Figures of scores; nan where one does not exist."""
+
+    @property
+    def events(self) -> int:
+        """Their number."""
+
+    @property
+    def auc(self) -> float:
+        """Area under the ROC curve."""
+
+    @property
+    def log_loss(self) -> float:
+        """In nats."""
+
+    @property
+    def calibration(self) -> float:
+        """Mean score over mean label."""
+
+
+def live_quality(scores: Scores) -> update_pb2.LiveQuality | None:
+    """Return figures as a sign carries them; None: there are no scores yet."""
+    if not scores.events:
+        return None
+    found = update_pb2.LiveQuality(events=scores.events)
+    for name in ("auc", "log_loss", "calibration"):
+        if math.isfinite(value := float(getattr(scores, name))):
+            setattr(found, name, value)
+    return found
 
 
 class SignOfLife:
@@ -111,6 +145,8 @@ class SignOfLife:
         sign.watermark_ms, sign.learned_ms = place.watermark_ms, place.learned_ms
         if place.unread is not None:
             sign.unread = place.unread
+        if place.quality is not None:
+            sign.quality.CopyFrom(place.quality)
         keys = (self._keys.lineage, self._keys.trainer)
         self._redis.eval(
             _SET, len(keys), *keys, str(sign.lineage), sign.SerializeToString(), str(KEPT_S)

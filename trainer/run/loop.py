@@ -44,7 +44,7 @@ from embertide.trainer.publish.folder import Publication, needing_room
 from embertide.trainer.publish.lock import FolderLock
 from embertide.trainer.publish.origin import FolderOrigin, without_user
 from embertide.trainer.publish.promotion import PromotionRecord
-from embertide.trainer.publish.sign import Place, SignOfLife, refuse_another
+from embertide.trainer.publish.sign import Place, SignOfLife, live_quality, refuse_another
 from embertide.trainer.publish.snapshot import keep_program
 from embertide.trainer.publish.storage import Storage
 from embertide.trainer.publish.upload import Uploader, UploadOptions
@@ -327,6 +327,7 @@ class Trainer:
             learned_ms=learned_ms,
             events=self.state.events,
             unread=sum(lag.values()) if lag else None,
+            quality=live_quality(self.state.prequential.live()),
         )
 
     # --- training ---------------------------------------------------------------------------------

@@ -52,6 +52,8 @@ def _rows(state: State) -> list[tuple[str, str]]:
     resident: Mapping[str, int] = nodes.get("resident_bytes", {})
     held = " · ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in resident.items() if size)
     rows = [("stage", state.stage), ("event time", _event_time(replay.get("ts_ms")))]
+    if state.console:
+        rows.insert(0, ("console", state.console))
     if replay:
         rows += [
             (f"{state.scored} AUC of the day", auc_text(replay["auc"])),
@@ -110,10 +112,13 @@ class _Lines:
     """What a log or a pipe gets instead of the live view: a line now and then."""
 
     def __init__(self) -> None:
-        self._said, self._stage = 0.0, ""
+        self._said, self._stage, self._console = 0.0, "", ""
 
     def __call__(self, state: State) -> None:
         now = time.monotonic()
+        if state.console not in (self._console, "starting"):
+            self._console = state.console
+            say(f"   console: {state.console}", err=True)
         if state.stage == self._stage and now - self._said < _EVERY_S:
             return
         if state.stage != self._stage:
@@ -212,6 +217,9 @@ def command(
     ] = 8001,
     metrics_port: Annotated[int, typer.Option(help="Its metrics.", min=1, max=65535)] = 8002,
     control_port: Annotated[int, typer.Option(help="The control plane.", min=1, max=65535)] = 7070,
+    console_port: Annotated[
+        int, typer.Option(help="Pages of the fleet, for your browser.", min=1, max=65535)
+    ] = 7080,
     bus: Annotated[
         str | None, typer.Option(help="URL of a Redis that runs already, instead of its own.")
     ] = None,
@@ -224,7 +232,8 @@ def command(
     Starts Redis, a trainer, a control plane, two nodes of two CPU devices that share the model, and
     a client; every impression is scored by the served model before the trainer sees it. Half way
     half of the buckets move to other devices while they are served, and each answer meanwhile is
-    compared with an unmoved copy's. Ctrl-C ends all of them.
+    compared with an unmoved copy's. Pages of the fleet are at http://127.0.0.1:7080 meanwhile.
+    Ctrl-C ends all of them.
 
     Example: embertide demo --data clicks.parquet --events 1000000, then embertide demo --verify
 
@@ -249,6 +258,7 @@ def command(
             grpc_port=grpc_port,
             metrics_port=metrics_port,
             control_port=control_port,
+            console_port=console_port,
             bus=bus,
         )
         try:

@@ -16,6 +16,7 @@ from embertide._common import kserve
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import Child, check_port, free_ports
 from embertide.server.adapters.redis import own_state
+from embertide.server.cli.demo.console import DemoConsole
 from embertide.server.cli.demo.options import MODEL, DemoError, DemoOptions
 from embertide.server.cli.metrics_page import MetricsPage
 
@@ -72,6 +73,7 @@ class DemoFleet:
         # Asked for at once: two calls might give the same.
         self._free = iter(free_ports(NODES + 2 * (NODES - 1)))
         self._start_control()
+        self.console = DemoConsole(options, self.control, processes)
         self.nodes = self._start_nodes()
 
     @property

@@ -40,6 +40,7 @@ class DemoOptions:
     grpc_port: int = 8001  # of the first node, as the next one; the second takes free ones
     metrics_port: int = 8002
     control_port: int = 7070
+    console_port: int = 7080
     bus: str | None = None  # a Redis that runs already; one of the demo's own without it
 
     def input(self) -> list[str]:

@@ -52,6 +52,7 @@ class State:
     """What the demo looks like now, for whoever shows it."""
 
     stage: str = "starting"
+    console: str = ""  # where it is, or why it is not there
     scored: str = "served"  # whose answers `replay` tells of: served, or frozen
     stream: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     trainer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -114,6 +115,7 @@ class Demo:
             ("grpc", options.grpc_port),
             ("metrics", options.metrics_port),
             ("control plane", options.control_port),
+            ("console", options.console_port),
         ):
             check_port(what, "127.0.0.1", port)
 
@@ -177,6 +179,7 @@ class Demo:
             fleet.check()
             self._sampled = now
             self.state.nodes = fleet.facts()
+            self.state.console = fleet.console.text()
             if self.state.nodes["refused_versions"]:
                 raise DemoError(f"a node refuses a version: see {self.options.log('node-0')}")
             phase = self.state.reshard.get("phase")
