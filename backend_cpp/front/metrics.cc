@@ -107,8 +107,10 @@ void Metrics::Publish() {
   const std::lock_guard lock(mutex_);
   for (Series& series : series_) {
     const uint64_t value = series.value();
-    // Most pairs of method and code never are.
-    if (series.metric == nullptr && value == 0 && series.labels.size() > 1) continue;
+    // Most pairs of method and code never are. Those of inferences are shown from the start: a
+    // rate knows nothing of what a series began with.
+    const bool is_rare = series.labels.size() > 1 && series.labels[0].second != kMethods[0];
+    if (series.metric == nullptr && value == 0 && is_rare) continue;
     if (series.metric == nullptr) series.metric = Make(series.family, series.labels, {});
     if (series.metric == nullptr || series.shown == value) continue;
     core_.Worked(

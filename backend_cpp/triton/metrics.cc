@@ -5,7 +5,9 @@
 #include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 
+#include "base/clock.h"
 #include "base/sleep.h"
 #include "triton/edge.h"
 
@@ -68,6 +70,10 @@ constexpr FamilyInfo kFamilies[] = {
     {"embertide_plan_epoch", kGauge, "Epoch of the plan in force"},
     {"embertide_watermark_ms", kGauge,
      "Event time up to which the version of the answers has learned"},
+    {"embertide_version_age_ms", kGauge,
+     "Since the trainer's commit of the version that requests are answered at; 0: it is not known"},
+    {"embertide_drive_bytes", kGauge, "Size of the drive that a folder lies on, by folder"},
+    {"embertide_drive_free_bytes", kGauge, "What is free of it"},
     {"embertide_rows_moved_total", kCounter,
      "Rows moved between DDR and SSD, by direction: evicted, promoted"},
     {"embertide_evictions_by_writers_total", kCounter,
@@ -370,6 +376,10 @@ void ModelMetrics::AddOfStore() {
   Add("embertide_watermark_ms", {}, [this](const Sample&) {
     return static_cast<uint64_t>(std::max<int64_t>(0, node_.served()->watermark_ms));
   });
+  Add("embertide_version_age_ms", {}, [this](const Sample&) -> uint64_t {
+    const int64_t committed_ms = node_.served()->committed_ms;
+    return committed_ms == 0 ? 0 : MsSince(committed_ms);
+  });
 }
 
 void ModelMetrics::AddOfGuard() {
@@ -389,6 +399,17 @@ void ModelMetrics::AddOfGuard() {
 }
 
 void ModelMetrics::AddOfSsd() {
+  using SpaceInfo = std::filesystem::space_info;
+  const std::string& directory = node_.store().options().ssd_directory;
+  const auto add_drive = [&](const char* family, std::uintmax_t SpaceInfo::* value) {
+    Add(family, {{"folder", directory}}, [directory, value](const Sample&) -> uint64_t {
+      std::error_code error;
+      const SpaceInfo space = std::filesystem::space(directory, error);
+      return error ? 0 : space.*value;
+    });
+  };
+  add_drive("embertide_drive_bytes", &SpaceInfo::capacity);
+  add_drive("embertide_drive_free_bytes", &SpaceInfo::available);
   const SsdStats ssd = node_.store().Stats().ssd;
   Add("embertide_ssd_engine", {{"engine", ssd.engine}, {"direct", ssd.direct ? "true" : "false"}},
       [](const Sample&) { return 1; });

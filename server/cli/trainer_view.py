@@ -4,22 +4,17 @@ import time
 from typing import Any
 
 from embertide._common.terminal import age_text, say, time_text
-from embertide.server.core.news import SILENT_MS
+from embertide.server.core.news import trainer_state
 from embertide.v1 import control_pb2
 
 _DATES_FROM_MS = 365 * 86_400_000  # below a year after 1970 it is no clock's time
-_STOPPED = (130, 143)  # by Ctrl-C, by SIGTERM
 
 
 def trainer_facts(status: control_pb2.TrainerStatus) -> dict[str, Any]:
     """Return what is known of a trainer; `state` is alive, silent, ended, stopped or failed."""
     sign = status.sign
-    state = "silent" if status.age_ms > SILENT_MS else "alive"
-    if sign.ended_ms:
-        state = {0: "ended"}.get(sign.exit_status, "failed")
-        state = "stopped" if sign.exit_status in _STOPPED else state
     return {
-        "state": state,
+        "state": trainer_state(status),
         "age_ms": status.age_ms,
         "host": sign.host,
         "pid": sign.pid,

@@ -7,6 +7,18 @@ from embertide.v1 import control_pb2, node_pb2, update_pb2
 
 SILENT_MS = 10_000
 """A trainer sets its sign every two seconds; one that is older has no trainer behind it."""
+_STOPPED = (130, 143)  # by Ctrl-C, by SIGTERM
+TRAINER_STATES = ("alive", "silent", "ended", "stopped", "failed")
+
+
+def trainer_state(status: control_pb2.TrainerStatus) -> str:
+    """Return what has become of a trainer, one of TRAINER_STATES."""
+    sign = status.sign
+    if not sign.ended_ms:
+        return "silent" if status.age_ms > SILENT_MS else "alive"
+    if sign.exit_status == 0:
+        return "ended"
+    return "stopped" if sign.exit_status in _STOPPED else "failed"
 
 
 class Withdrawal(NamedTuple):

@@ -149,13 +149,14 @@ class ControlServer:
         )
         self.address = listen(self._server, options.listen, options.tls)
         self._nodes = Nodes(options.node_token_file, options.tls)
-        self._buses: list[Bus] = []
+        self._buses: dict[str, Bus] = {}
         planning = Planning(options.planner_limit_s)
         holder = options.advertise or self.address
         fleets: dict[str, FleetOfModel] = {}
         for model, its_store in {options.control.model: store, **(further or {})}.items():
             bus = Bus(options.bus, model) if options.bus else None
-            self._buses += [bus] if bus is not None else []
+            if bus is not None:
+                self._buses[model] = bus
             its_options = dataclasses.replace(options.control, model=model)
             outside = Outside(bus, self.gate.registrations)
             driver = Driver(its_options, its_store, self._nodes, Clock(), planning, holder, outside)
@@ -176,7 +177,7 @@ class ControlServer:
         if options.metrics is not None:
             drivers = {model: fleet.driver for model, fleet in fleets.items()}
             self._page.enter_context(
-                _serving_metrics(options.metrics, ControlPage(drivers, self.gate))
+                _serving_metrics(options.metrics, ControlPage(drivers, self.gate, self._buses))
             )
         self._health.serving = True
         for driver in self.drivers:
@@ -211,7 +212,7 @@ class ControlServer:
         self._nodes.close()
         self._audit.close()
         counts = self.gate.refused + sum((d.counts for d in self.drivers), collections.Counter())
-        for bus in self._buses:
+        for bus in self._buses.values():
             bus.close()
             counts["bus_not_answered"] += bus.missed
         for what, files in (("tokens", self._options.tokens), ("certificates", self._options.tls)):

@@ -10,6 +10,8 @@ from prometheus_client.registry import Collector
 
 from embertide.server.core.control import Control
 from embertide.server.core.errors import RefusedError
+from embertide.server.core.news import TRAINER_STATES, trainer_state
+from embertide.server.services.control_service import CommitSource
 from embertide.server.services.driver import Driver
 from embertide.server.services.gate import Gate
 from embertide.v1 import control_pb2
@@ -50,13 +52,16 @@ def _look(core: Control, now_ms: int) -> _Fleet:
 class ControlPage(Collector):
     """The metrics, read anew at each scrape."""
 
-    def __init__(self, drivers: Mapping[str, Driver], gate: Gate) -> None:
-        """Show the fleets of models, and what the gate refused."""
-        self._drivers, self._gate = drivers, gate
+    def __init__(
+        self, drivers: Mapping[str, Driver], gate: Gate, buses: Mapping[str, CommitSource]
+    ) -> None:
+        """Show the fleets of models, what the gate refused, and who trains by these buses."""
+        self._drivers, self._gate, self._buses = drivers, gate, buses
 
     def collect(self) -> Iterator[Metric]:
         """Return it as it is now."""
         yield from self._of_fleets()
+        yield from self._of_trainers()
         yield from self._of_ourselves()
         calls = CounterMetricFamily(
             _PREFIX + "calls_refused", "Calls that were refused.", labels=["rpc", "code"]
@@ -112,6 +117,22 @@ class ControlPage(Collector):
             for outcome, count in fleet.looks.items():
                 looks.add_metric([model, outcome], count)
         yield looks
+
+    def _of_trainers(self) -> Iterator[Metric]:
+        states = GaugeMetricFamily(
+            _PREFIX + "trainer", "1 for the state of the trainer.", labels=["model", "state"]
+        )
+        unread = self._gauge("trainer_unread", "What the trainer has not read of its source.")
+        for model, bus in self._buses.items():
+            status = bus.trainer()
+            if status is None:
+                continue
+            state = trainer_state(status)
+            for each in TRAINER_STATES:
+                states.add_metric([model, each], each == state)
+            if status.sign.HasField("unread"):
+                unread.add_metric([model], status.sign.unread)
+        yield from (states, unread)
 
     def _of_ourselves(self) -> Iterator[Metric]:
         labels = ["model", "what"]

@@ -113,6 +113,8 @@ def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
         engine, direct, _ = _store.probe_ssd(str(tmp_path))
         labels = {"engine": engine, "direct": "true" if direct else "false"}
         assert counted(server, "embertide_ssd_engine", **labels) == 1
+        size, free = (counted(server, f"embertide_drive_{of}") for of in ("bytes", "free_bytes"))
+        assert 0 < free < size
         rows = counted(server, "embertide_ssd_bytes_total", kind="rows")
         assert 0 < rows < counted(server, "embertide_ssd_bytes_total", kind="written")
         assert counted(server, "embertide_ssd_bytes_total", kind="read") >= 4096

@@ -362,14 +362,14 @@ def test_the_group_shows_what_a_checkpoint_holds_and_is_never_read(
     assert items(read(source(broker, name, tmp_path, group="news"), 20, 10))[0] == 0
 
 
-def test_lag_is_on_the_page_of_metrics(broker: KafkaBroker) -> None:
+def test_lag_is_on_the_page_of_metrics(broker: KafkaBroker, tmp_path: Path) -> None:
     name = topic(broker)
     broker.add(name, [event(i, i) for i in range(1500)])
     live = source(broker, name, messages=100)
     batches = live.batches(batch_size=10)
     next(batches)
     (port,) = free_ports(1)
-    with reports.metrics_page(port, live):
+    with reports.metrics_page(port, live, tmp_path):
 
         def lag() -> float:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:

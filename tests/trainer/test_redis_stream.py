@@ -339,6 +339,19 @@ def test_entries_are_acknowledged_once_a_checkpoint_holds_them_whole(
     assert [batch.event_B.tolist() for batch in read(server, 6, start=2)] == [[2, 3, 4, 5]]
 
 
+def test_what_is_not_read_yet_is_told(server: RedisServer, client: Any) -> None:
+    stream = Stream(client)
+    for n in range(50):
+        stream.add([1000 * n, 1000 * n + 1])
+    live = source(server, entries=2)
+    batches = live.batches(batch_size=1)
+    next(batches)
+    assert live.lag() == {live.path: 96}  # the first read gave two entries of two events
+    for _ in range(99):  # the last of them once nothing more came for a while
+        next(batches)
+    assert live.lag() == {live.path: 0}
+
+
 def test_events_trimmed_unread_are_counted_and_named(
     server: RedisServer, client: Any, tmp_path: Path
 ) -> None:

@@ -25,6 +25,8 @@ from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.presets import news_model
 from embertide.trainer.run.progress import Progress
 
+FOLDER = Path()  # of the run; nothing is written to it
+
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 
 
@@ -63,17 +65,21 @@ def scrape(port: int) -> dict[str, float]:
     }
 
 
-def test_a_scrape_gets_the_newest_progress_and_the_sources_counters() -> None:
+def test_a_scrape_gets_the_newest_progress_and_the_sources_counters(tmp_path: Path) -> None:
     source, (port,) = NewsSource(NewsConfig(hours=1)), free_ports(1)
-    with metrics_page(port, source) as show:
+    with metrics_page(port, source, tmp_path) as show:
         # Before the first batch: what was rejected is seen though nothing is learned from.
+        drives = {f"embertide_drive_{what}bytes/{tmp_path}" for what in ("", "free_")}
         source.dead_letters.add([1, 2], "ts goes backwards", [0, 0])
         name = "embertide_trainer_rejected_events_total/ts goes backwards"
         refused = "embertide_metrics_connections_refused_total"
-        assert scrape(port) == {name: 2, refused: 0}
+        page = scrape(port)
+        assert all(page.pop(each) > 0 for each in drives)
+        assert page == {name: 2, refused: 0}
         show(progress())
         source.dead_letters.add([3], "ts goes backwards", [0])
         page = scrape(port)
+    assert all(page.pop(each) > 0 for each in drives)
     assert page.pop("embertide_trainer_watermark_lag_seconds") > 1e9
     assert page == {
         name: 3,
@@ -130,9 +136,9 @@ def apart() -> Progress:
     return mine.with_others([other])
 
 
-def test_a_scrape_gets_what_ranks_sent_and_how_far_apart_they_are() -> None:
+def test_a_scrape_gets_what_ranks_sent_and_how_far_apart_they_are(tmp_path: Path) -> None:
     source, (port,) = NewsSource(NewsConfig(hours=1)), free_ports(1)
-    with metrics_page(port, source) as show:
+    with metrics_page(port, source, tmp_path) as show:
         show(apart())
         page = scrape(port)
     name = "embertide_trainer_"
@@ -170,9 +176,9 @@ def measured() -> Progress:
     )
 
 
-def test_a_scrape_gets_the_figures_by_whose_they_are_and_by_slice() -> None:
+def test_a_scrape_gets_the_figures_by_whose_they_are_and_by_slice(tmp_path: Path) -> None:
     source, (port,) = NewsSource(NewsConfig(hours=1)), free_ports(1)
-    with metrics_page(port, source) as show:
+    with metrics_page(port, source, tmp_path) as show:
         show(measured())
         page = scrape(port)
     name = "embertide_trainer_"
@@ -264,12 +270,12 @@ def test_mlflow_has_the_settings_and_the_curves(
 def test_a_port_in_use_is_an_error_that_names_it() -> None:
     source, (port,) = NewsSource(NewsConfig(hours=1)), free_ports(1)
     with (
-        metrics_page(port, source),
+        metrics_page(port, source, FOLDER),
         pytest.raises(ConfigurationError, match=f"--metrics-port {port} on 127.0.0.1 cannot"),
-        metrics_page(port, source),
+        metrics_page(port, source, FOLDER),
     ):
         pass
-    with metrics_page(port, source):
+    with metrics_page(port, source, FOLDER):
         pass  # the first one gave it back
 
 
@@ -280,7 +286,7 @@ def test_connections_to_the_page_are_bounded_and_the_silent_end(
     monkeypatch.setattr(page_server, "_TOTAL_S", 1.0)
     (port,) = free_ports(1)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(metrics_page(port, NewsSource(NewsConfig(hours=1))))
+        stack.enter_context(metrics_page(port, NewsSource(NewsConfig(hours=1)), FOLDER))
         silent = [
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
             for _ in range(5)
@@ -295,7 +301,7 @@ def test_scrapers_that_drip_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(page_server, "_TOTAL_S", 1.0)
     (port,) = free_ports(1)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(metrics_page(port, NewsSource(NewsConfig(hours=1))))
+        stack.enter_context(metrics_page(port, NewsSource(NewsConfig(hours=1)), FOLDER))
         dripping = [
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
             for _ in range(3)
@@ -316,7 +322,7 @@ def test_scrapers_that_drip_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
 def test_the_page_is_on_the_address_that_was_named(host: str, shown: str) -> None:
     (port,) = free_ports(1)
-    with metrics_page(port, NewsSource(NewsConfig(hours=1)), host):
+    with metrics_page(port, NewsSource(NewsConfig(hours=1)), FOLDER, host):
         with urllib.request.urlopen(f"http://{shown}:{port}/metrics", timeout=5) as page:
             assert page.status == 200
         if host == "127.0.0.1":
@@ -328,7 +334,7 @@ def test_the_page_is_on_the_address_that_was_named(host: str, shown: str) -> Non
 def test_an_address_that_is_none_is_refused(host: str, port: int) -> None:
     with (
         pytest.raises(ConfigurationError, match="--metrics-port") as caught,
-        metrics_page(port, NewsSource(NewsConfig(hours=1)), host),
+        metrics_page(port, NewsSource(NewsConfig(hours=1)), FOLDER, host),
     ):
         pass
     assert "\x1b" not in str(caught.value)

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -40,8 +41,8 @@ _LOG_EVERY_S = 10.0
 class _Page(Collector):
     """What a scrape gets: the newest progress, and the source's counters as they are now."""
 
-    def __init__(self, source: EventSource) -> None:
-        self._source = source
+    def __init__(self, source: EventSource, folder: Path) -> None:
+        self._source, self._folder = source, folder
         self.newest: Progress | None = None
 
     def collect(self) -> Iterator[Metric]:
@@ -56,6 +57,7 @@ class _Page(Collector):
         for name, messages in self._source.lag().items():
             lag.add_metric([name], messages)
         yield lag
+        yield from self._of_drive()
         yield from self._of_tasks()
         newest = self.newest
         if newest is None:
@@ -115,6 +117,19 @@ class _Page(Collector):
             yield window
         yield from _of_ranks(newest)
         yield from _quality(newest)
+
+    def _of_drive(self) -> Iterator[Metric]:
+        size = GaugeMetricFamily(
+            "embertide_drive_bytes", "Size of the drive that a folder lies on.", labels=["folder"]
+        )
+        free = GaugeMetricFamily(
+            "embertide_drive_free_bytes", "What is free of it.", labels=["folder"]
+        )
+        with contextlib.suppress(OSError):
+            drive = shutil.disk_usage(self._folder)
+            size.add_metric([str(self._folder)], drive.total)
+            free.add_metric([str(self._folder)], drive.free)
+        yield from (size, free)
 
     def _of_tasks(self) -> Iterator[Metric]:
         """Yield how tasks are now: a training that waits for one of them makes no progress."""
@@ -222,13 +237,15 @@ def scalars(progress: Progress) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def metrics_page(port: int, source: EventSource, host: str = METRICS_HOST) -> Iterator[Show]:
-    """Serve /metrics on an address of this machine while the context lives.
+def metrics_page(
+    port: int, source: EventSource, folder: Path, host: str = METRICS_HOST
+) -> Iterator[Show]:
+    """Serve /metrics of a run and its folder on an address of this machine while the context lives.
 
     Raises:
         ConfigurationError: The port cannot be used.
     """
-    page = _Page(source)
+    page = _Page(source, folder)
 
     def show(progress: Progress) -> None:
         page.newest = progress

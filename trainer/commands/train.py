@@ -380,9 +380,8 @@ def command(
         shows: list[reports.Show] = [show]
         seldom = [reports.Seldom(reports.line)] if bar.disable and not as_json else []
         if metrics_port is not None and first:
-            shows.append(
-                stack.enter_context(reports.metrics_page(metrics_port, source, metrics_host))
-            )
+            page = reports.metrics_page(metrics_port, source, publication, metrics_host)
+            shows.append(stack.enter_context(page))
         json_log = None if log is None or not first else stack.enter_context(reports.json_log(log))
         if json_log is not None:
             seldom.append(json_log.progress)

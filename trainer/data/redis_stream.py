@@ -64,7 +64,7 @@ _ENTRIES_TO_RECOGNISE = 16
 _FIRST_ANSWER_S = 3.0
 _MAX_REREADS = 100
 _LONGEST_PAUSE_S = 5.0
-_LOOK_S = 1.0  # between looks at whether to leave
+_LOOK_S = 1.0  # between looks at whether to leave, and at how much is unread
 _MS_DIGITS = 15  # of a time: below 2^53
 
 _LAST_ID = """
@@ -174,7 +174,7 @@ class _Entry:
 class RedisStreamSource(EventSource):
     """An `EventSource` over one stream. It never ends: whoever reads it stops.
 
-    Used by one thread, but for `checkpointed` and `counters`.
+    Used by one thread, but for `checkpointed`, `counters` and `lag`.
     """
 
     def __init__(
@@ -200,6 +200,8 @@ class RedisStreamSource(EventSource):
         self._redis = _connect(config)
         self._counts = dict.fromkeys(("reconnects", "rereads", "closed", "failed_acks"), 0)
         self._leaving = threading.Event()
+        self._unread = 0  # events, as of the newest look
+        self._looked_s = -_LOOK_S
         self._lock = threading.Lock()  # of the counts
         self._payloads: dict[bytes, Payloads[Any]] = {
             b"arrow": payloads_of(ARROW),
@@ -256,6 +258,10 @@ class RedisStreamSource(EventSource):
         """
         with self._lock:
             return dict(self._counts)
+
+    def lag(self) -> dict[str, int]:
+        """See `EventSource.lag`: events, as of a second before the last read at the earliest."""
+        return {self.path: self._unread}
 
     def _count(self, name: str) -> int:
         with self._lock:
@@ -322,9 +328,11 @@ class RedisStreamSource(EventSource):
                     block=max(1, round(min(quiet_s - time.monotonic(), _LOOK_S) * 1000)),
                 )
                 placed = True
-                if not reply and time.monotonic() < quiet_s:
+                entries = [_Entry.of(*found) for _, given in reply or () for found in given]
+                self._look_ahead(entries)
+                if not entries and time.monotonic() < quiet_s:
                     continue
-                return [_Entry.of(*found) for _, entries in reply or () for found in entries]
+                return entries
             except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError) as error:
                 # The group is gone with a Redis that has lost everything: placing it tells.
                 answered = isinstance(error, redis.ResponseError)
@@ -347,6 +355,14 @@ class RedisStreamSource(EventSource):
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 quiet_s = time.monotonic() + config.quiet_s
         return []
+
+    def _look_ahead(self, entries: list[_Entry]) -> None:
+        """Takes note of how many events come after these, which one read gave."""
+        if len(entries) < self.config.entries:
+            self._unread = 0
+        elif time.monotonic() - self._looked_s >= _LOOK_S:
+            self._unread = max(0, self._end() - entries[-1].end)
+            self._looked_s = time.monotonic()
 
     def _place(self, at: int) -> None:
         """Makes the group go on with the entry that holds event `at`, or begins there."""

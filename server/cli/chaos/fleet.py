@@ -85,7 +85,8 @@ class Fleet:
         self._services: dict[str, _Service] = {}
         self._servers: dict[str, triton.TritonServer] = {}
         self._beside: list[Child] = []
-        self._control_port, *rest = free_ports(1 + 3 * len(NODES))
+        self._control_port, *rest = free_ports(3 + 3 * len(NODES))
+        self._page_ports = {"control": rest.pop(), "trainer": rest.pop()}
         self._node_ports = {name: rest[3 * n : 3 * n + 3] for n, name in enumerate(NODES)}
         sockets = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="embertide-")))
         self._redis_options = {
@@ -160,6 +161,12 @@ class Fleet:
         """host:port of each node's Triton."""
         return [f"{_LOCAL}:{self._node_ports[node][0]}" for node in NODES]
 
+    @property
+    def pages(self) -> dict[str, str]:
+        """host:port of /metrics of each process that has it, by its name."""
+        ports = self._page_ports | {node: self._node_ports[node][1] for node in NODES}
+        return {name: f"{_LOCAL}:{port}" for name, port in ports.items()}
+
     def _redis(self, options: RedisOptions) -> Callable[[Path], Child]:
         def start(log: Path) -> Child:
             return RedisServer(dataclasses.replace(options, log=log)).process
@@ -201,6 +208,7 @@ class Fleet:
         words = [str(options.publication), "--bus", self._url("trainer>bus")]
         words += ["--config", str(self._run_file), "--cache", str(options.cache), "--json"]
         words += ["--data", f"{self._url('trainer>state')}#{STREAM}"]
+        words += ["--metrics-port", str(self._page_ports["trainer"])]
         return Child([*TRAINER, "train", *words], log=log, environment=self._clock("trainer"))
 
     def _control(self, log: Path) -> Child:
@@ -208,6 +216,7 @@ class Fleet:
         words += ["--listen", f"{_LOCAL}:{self._control_port}", "--bus", self.bus_url]
         words += ["--expect-nodes", str(len(NODES)), "--longest-deadline-ms", str(_DEADLINE_MS)]
         words += ["--directory", str(self.options.directory / "control")]
+        words += ["--metrics-port", str(self._page_ports["control"])]
         command = [sys.executable, "-m", "embertide.server.cli", *words]
         return Child(command, log=log, environment=self._clock("control"))
 
