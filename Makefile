@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev libmicrohttpd-dev libssl-dev openssl protobuf-compiler-grpc pkg-config python3-dev \
   python3-venv libb64-0d clang-19 libclang-rt-19-dev redis-tools
 
-.PHONY: configure help accept demo chaos soak bench-fresh bench-overload dev cpp serving check check-style check-words check-types check-protos check-cpp proto-baseline test test-long kill-test coverage bench-checkpoints bench-model bench-generality bench-learns bench-serve bench-remote bench-beside bench-security bench-edges bench-front bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks bench-rank bench-sync bench-search perf-check gpu-deps gpu-check test-asan test-tsan test-aarch64 fuzz fuzz-targets fuzz-long images pins sbom lock wheel site clean
+.PHONY: configure help accept demo chaos soak bench-fresh bench-overload dev cpp serving check check-style check-words check-types check-protos check-cpp proto-baseline test test-long kill-test coverage bench-checkpoints bench-model bench-generality bench-learns bench-serve bench-remote bench-beside bench-security bench-edges bench-front bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks bench-rank bench-sync bench-search perf-check monitoring gpu-deps gpu-check test-asan test-tsan test-aarch64 fuzz fuzz-targets fuzz-long images pins sbom lock wheel site clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -73,6 +73,14 @@ build/.browser: tests/support/browser.txt build/.venv
 	$(call apt_install,chromium chromium-driver)
 	@$(BIN)/pip install -q --no-deps --require-hashes --target build/browser --upgrade -r tests/support/browser.txt
 	@touch $@
+
+# Prometheus of the monitoring's tests, unpacked and not installed: nothing of it runs by itself.
+build/.prometheus:
+	@mkdir -p build/prometheus && cd build/prometheus && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
+	@touch $@
+
+monitoring: dev ## dashboards, alerts and their page anew, from k8s/monitoring
+	$(BIN)/python -m k8s.monitoring
 
 SOURCES := $(wildcard $(shell git ls-files -co --exclude-standard -- '*.cc' '*.cu' '*.h' '*.proto' '*.pyi' '*CMakeLists.txt'))
 build/.dev: build/.venv $(SOURCES)
@@ -137,7 +145,7 @@ test: dev cpp fuzz build/.moto build/.kafka ## the tests, C++ and Python; test-l
 	$(BIN)/pytest -q -n $$(nproc) --dist loadfile --no-loadscope-reorder -m "not long and not alone" $(ONCE) || $(AGAIN)
 	$(BIN)/pytest -q -m "alone and not long" tests/e2e $(ONCE) || $(AGAIN)
 
-test-long: dev cpp build/.torchrec build/.moto build/.kafka build/.browser site ## the tests that `make test` leaves out, and those by chance for a minute each; an hour
+test-long: dev cpp build/.torchrec build/.moto build/.kafka build/.browser build/.prometheus site ## the tests that `make test` leaves out, and those by chance for a minute each; an hour
 	$(BIN)/pytest -q -m "long and not gpu"
 	EMBERTIDE_CHECK_SECONDS=60 $(BIN)/pytest -q tests/e2e/test_many_nodes.py tests/e2e/test_reshard.py tests/e2e/test_following.py
 	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q -m "" tests/e2e/test_killed_training.py tests/e2e/test_killed_ranks.py
