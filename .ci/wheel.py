@@ -8,6 +8,7 @@ wheel's extra names.
 """
 
 import argparse
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -20,10 +21,12 @@ from typing import Any
 
 from debian.copyright import Copyright, MachineReadableFormatError, NotMachineReadableError
 
+from embertide.server.cli.demo.options import CONTEXT
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.export import export_dense
+from embertide.trainer.model.rewrite.package import contexts_of_model
 from embertide.trainer.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,8 +47,12 @@ def _run(*command: object) -> str:
 
 def compile_presets(folder: Path) -> None:
     """Compile the nets of the presets into a cache that `export_dense` looks at."""
-    for name, preset in PRESETS.items():
-        model = preset()
+    models = [(name, preset()) for name, preset in PRESETS.items()]
+    models += [
+        (f"{name} in the demo", dataclasses.replace(PRESETS[name](), context=context))
+        for name, context in CONTEXT.items()
+    ]
+    for name, model in models:
         print(f"== compiling the dense net of {name}", flush=True)
         with tempfile.TemporaryDirectory() as scratch:
             export_dense(
@@ -53,6 +60,7 @@ def compile_presets(folder: Path) -> None:
                 Path(scratch) / "program.pt2",
                 dense_features=model.dense_columns,
                 embedding_dim=EmbeddingStore(model).embedding_dim,
+                contexts=contexts_of_model(model),
                 cache=folder,
             )
 

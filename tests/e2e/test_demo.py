@@ -15,6 +15,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from serving import metric
 from waiting import wait_until
 
 from embertide.server.adapters.process import free_ports
@@ -22,6 +23,7 @@ from embertide.server.cli.demo.report import hit_share, write_report
 
 COMMAND = (sys.executable, "-m", "embertide.server.cli")
 EVENTS = 40_000  # of the generated stream: four hours, so that the frozen copy has three to rot
+OF = ("contexts", "candidates", "candidates_in_context_program")
 FIELDS = {
     "events",
     "served_auc",
@@ -130,6 +132,11 @@ def test_the_best_model_is_asked_by_an_events_own_columns(tmp_path: Path) -> Non
     assert [each["name"] for each in manifest["sequences"]] == ["hist"]
     # No request carried more: the others would have been refused.
     assert len(manifest["features"]) == 23
+    # A user's columns stood once in requests, and the net computed what depends on them once.
+    page = (out / "metrics.txt").read_text()
+    asked = {of: int(metric(page, "embertide_contexts_total", model="news", of=of)) for of in OF}
+    assert 0 < asked["contexts"] < asked["candidates"]
+    assert asked["candidates_in_context_program"] == asked["candidates"]
     proof = embertide("demo", "--verify", "--out", out)
     assert proof.returncode == 0, proof.stderr
 

@@ -24,6 +24,7 @@ from waiting import wait_until
 from embertide._common.direct_http import open_url
 from embertide.server.adapters import triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.server.adapters.schema import schema_of
 from embertide.trainer.config import ModelConfig, RunConfig
 from embertide.trainer.data.base import MISSING_KEY, PADDING_KEY, Batch, DerivedSource
 from embertide.trainer.data.crosses import CrossedSource, crossed
@@ -32,6 +33,7 @@ from embertide.trainer.data.history import History, HistoryState, extend
 from embertide.trainer.data.keys import buckets_of
 from embertide.trainer.data.limit import FirstEvents, take
 from embertide.trainer.eval.published import PublishedModel
+from embertide.trainer.eval.served import ServedModel
 from embertide.trainer.presets import news_crossed
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.run.loop import Trainer
@@ -111,6 +113,7 @@ def site(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Iterato
             publications=(publication.path, publication.path),
             max_degraded_share=SHARE,
             context=MODEL.context,
+            schema=schema_of(publication.snapshot_path(publication.snapshots()[-1])),
         )
         for stage in range(2, STAGES + 1):
             train(stage)
@@ -254,6 +257,23 @@ def test_what_is_made_of_a_user_is_made_once_for_all_candidates(site: Site, node
     assert saved == 16 * 8 * (width - 1 - both)
     counts = [before[0] + saved, before[1] + len(samples_BF)]
     wait_until(lambda: [counted(each) for each in of] == counts)
+
+
+def test_events_are_asked_with_their_users_columns_once(site: Site) -> None:
+    events = some_events()
+    batch = dataclasses.replace(events, keys_BF=own(events))
+    node = site.pair.nodes[0]
+
+    def asked(of: str) -> float:
+        return metric(node.metrics(), "embertide_contexts_total", of=of)
+
+    before = asked("candidates")
+    with ServedModel(node.grpc, "rank") as served:
+        answer = served.score(batch)
+    expected_B = output(site.score(0, {"KEYS": batch.keys_BF}), "SCORE")
+    np.testing.assert_allclose(answer.score_B, expected_B, atol=1e-6)
+    wait_until(lambda: asked("candidates") == before + len(batch))
+    assert asked("contexts") < asked("candidates")
 
 
 def test_requests_that_are_executed_together_get_their_own_histories(site: Site) -> None:

@@ -59,6 +59,7 @@ def start_pair(
     hot_rows_bytes: int | None = None,
     max_degraded_share: float = 0,
     context: tuple[str, ...] = (),
+    schema: str | None = None,
 ) -> Pair:
     """Start them, the model under the name "rank", and wait until they reach each other."""
     control_port, *ports = process.free_ports(7)
@@ -93,6 +94,7 @@ def start_pair(
             plan_file=directory / f"plan-{n}.bin",
             max_degraded_share=max_degraded_share,
             context=context,
+            schema=schema,
             # A busy machine holds a peer up for longer than the tenth of a second that it has.
             peer_timeout_ms=450,
         )

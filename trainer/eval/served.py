@@ -19,11 +19,13 @@ from embertide.client.settings import Settings
 from embertide.trainer.data.bags import jagged
 from embertide.trainer.data.base import Batch
 from embertide.trainer.errors import TrainerError
+from embertide.trainer.eval.context_form import ContextForm
 
 _TIMEOUT_S = 30.0
 # A node that restarts is away for seconds; one that is away for a minute is gone.
 _TRIES = 120
 _PAUSE_S = 0.5
+_AWAY = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
 class ServingError(TrainerError):
@@ -64,6 +66,8 @@ class ServedModel:
         """Name the model; nothing is sent yet."""
         self.url, self.model = url, model
         self._calling = calling or Settings()
+        self._form: ContextForm | None = None
+        self._asked = False  # how requests are to be
         try:
             self._calling.check(url)
             self._line = kserve.Line(url, self._calling.credentials())
@@ -99,15 +103,20 @@ class ServedModel:
         parameters = {"version": version} if version is not None else {}
         if batch.lists:  # only the shape of a rectangular request tells which columns it has
             parameters["columns"] = batch.keys_BF.shape[1]
-        request = kserve.infer_request(
-            self.model, _tensors(batch), ["SCORE"], timeout_s=_TIMEOUT_S, parameters=parameters
-        )
         for failures in range(_TRIES):
-            sent_ms, began = time.time_ns() // 1_000_000, time.perf_counter()
             try:
+                self._ask_form()
+                request = kserve.infer_request(
+                    self.model,
+                    self._tensors(batch),
+                    ["SCORE"],
+                    timeout_s=_TIMEOUT_S,
+                    parameters=parameters,
+                )
+                sent_ms, began = time.time_ns() // 1_000_000, time.perf_counter()
                 response = self._line.infer(request, _TIMEOUT_S, self._calling.metadata())
             except kserve.CallError as error:
-                if error.status not in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+                if error.status not in _AWAY:
                     gone = version is not None and error.status == "NOT_FOUND"
                     kind = VersionNotHeldError if gone else ServingError
                     raise kind(f"model {self.model!r} at {self.url}: {error}") from error
@@ -128,6 +137,32 @@ class ServedModel:
             f"model {self.model!r} at {self.url} did not answer for {_TRIES * _PAUSE_S:.0f} s: is "
             "the node running?"
         )
+
+    def _ask_form(self) -> None:
+        """Ask once whether requests may carry a user's columns once for all of its candidates.
+
+        A server that does not tell gets whole rows.
+
+        Raises:
+            CallError: The server did not answer.
+        """
+        if self._asked:
+            return
+        request = service_pb2.ModelConfigRequest(name=self.model)
+        metadata = self._calling.metadata()
+        try:
+            told = self._line.call("ModelConfig", request, _TIMEOUT_S, metadata)
+        except kserve.CallError as error:
+            if error.status in _AWAY:
+                raise
+            self._asked = error.status != "NOT_FOUND"  # such a model may be loaded later
+        else:
+            self._form, self._asked = ContextForm.told(told, self.model), True
+
+    def _tensors(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        if self._form is not None and self._form.takes(batch):
+            return self._form.tensors(batch)
+        return _tensors(batch)
 
 
 class ServedNodes:
@@ -174,7 +209,7 @@ class ServedNodes:
 
 
 def _tensors(batch: Batch) -> dict[str, NDArray[Any]]:
-    """Return what the request of a batch carries, jagged where it has lists."""
+    """Return what a request of whole rows carries, jagged where it has lists."""
     if not batch.lists:
         arrays: dict[str, NDArray[Any]] = {"KEYS": batch.keys_BF, "DENSE": batch.dense_BD}
     else:

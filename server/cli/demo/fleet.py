@@ -16,9 +16,11 @@ from embertide._common import kserve
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import Child, check_port, free_ports
 from embertide.server.adapters.redis import own_state
+from embertide.server.adapters.schema import schema_of
 from embertide.server.cli.demo.console import DemoConsole
-from embertide.server.cli.demo.options import MODEL, DemoError, DemoOptions
+from embertide.server.cli.demo.options import CONTEXT, MODEL, DemoError, DemoOptions
 from embertide.server.cli.metrics_page import MetricsPage
+from embertide.server.cli.snapshot import newest_snapshot
 
 NODES = 2
 DEVICES = 2
@@ -97,6 +99,7 @@ class DemoFleet:
 
     def _model_options(self, name: str, **fields: Any) -> triton.ModelOptions:
         """Return what all models of the demo have in common; `fields` are the rest."""
+        snapshot = newest_snapshot(self.options.publication)
         common = {
             "kind": "ranking",
             "instances": 2,
@@ -105,6 +108,8 @@ class DemoFleet:
             "ddr_budget_bytes": ddr_budget(self._stream),
             "ssd_budget_bytes": _SSD_BYTES,
             "ssd_directory": self.options.directory / "ssd" / name,
+            "schema": schema_of(snapshot),
+            "context": CONTEXT.get(self.options.model, ()),
         }
         return triton.ModelOptions(**{**common, **fields})
 

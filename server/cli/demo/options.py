@@ -13,6 +13,13 @@ UNMOVED_MODEL = "unmoved"
 """The copy on one node that holds all rows: what answers are compared with during the reshard."""
 FROZEN_MODEL = "frozen"
 STALENESS_MIN = 15.0
+CONTEXT = {
+    "news-crossed": (
+        *("user", "prev", "env", "device", "os"),
+        *("country", "region", "referrer", "hour"),
+    )
+}
+"""Columns that are the user's, by model: requests carry them once for all of its candidates."""
 MADE_STALENESS_MIN = 9.0
 """Of models whose columns nodes make from what is published: those are as old as the version."""
 _MARKER = "demo.json"
@@ -49,6 +56,11 @@ class DemoOptions:
             ["--demo", "--hours", str(self.hours)] if self.data is None else ["--data", self.data]
         )
         return words if self.events is None else [*words, "--events", str(self.events)]
+
+    def context(self) -> list[str]:
+        """Return the trainer's option that says which columns are the user's."""
+        names = CONTEXT.get(self.model)
+        return ["--set", f"model.context={','.join(names)}"] if names else []
 
     @property
     def publish_every_s(self) -> int:

@@ -210,6 +210,7 @@ class Demo:
             str(self.options.publication),
             *self.options.input(),
             *("--model", self.options.model),
+            *self.options.context(),
             *("--bus", bus, "--behind-scorer", "--cache", str(self.options.cache)),
             *("--publish-every-s", str(self.options.publish_every_s)),
             *("--keep-after", str(keep_after), "--keep-in", str(self.options.kept)),
