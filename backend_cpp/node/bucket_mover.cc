@@ -27,9 +27,9 @@ constexpr uint64_t kVersionRoom = 8;
 // Reads at a pin that peers no longer take have ended after this: it is longer than a request and
 // five beats.
 constexpr milliseconds kPinsEnd{1000};
-// How much nicer a thread that adds buckets is than those that answer: a tenth of their weight.
-// They get the core at once; on a machine without room it still comes to its end, which versions
-// wait for.
+// A thread that adds buckets is nicer by this than those that answer: it has a tenth of their
+// weight. They get the core at once; on a machine without room it still comes to its end, which
+// versions wait for.
 constexpr int kNicer = 10;
 const char* const kAdding = "adding-buckets";
 
@@ -168,7 +168,7 @@ bool BucketMover::Align() {
 
 Status BucketMover::Hold(const Change& change, std::span<const std::byte> records) {
   const NodeOptions& options = state_->options();
-  // What a plan relies on is held as far as there is any room.
+  // Buckets that a plan relies on are held as far as there is any room.
   const uint64_t leave_bytes =
       change.owned ? 0 : options.ddr_budget_bytes / options.devices / kVersionRoom;
   const Status status =

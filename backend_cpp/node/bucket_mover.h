@@ -30,7 +30,7 @@ namespace embertide {
 
 class BucketMover {
  public:
-  // Of what is held and done; counters since the start.
+  // The buckets that are held, and the work that is done; counters since the start.
   struct Progress {
     std::atomic<uint64_t> held{0};
     std::atomic<uint64_t> left{0};  // of the plan, not held yet
@@ -79,7 +79,7 @@ class BucketMover {
   // Gives the shares that a plan says, once a plan. A refusal is noted and counted; the shares
   // given before hold on.
   void ShareDdr(const Routing& routing);
-  // What is to be added. Drops what is not to be held.
+  // The buckets to be added. Drops those that are not to be held.
   std::vector<Change> Missing(const Routing& routing);
   // Both tell how many bytes of rows they brought.
   uint64_t Add(const std::vector<Change>& changes);

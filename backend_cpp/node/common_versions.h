@@ -30,19 +30,19 @@ class CommonVersions {
   bool serving() const { return serving_; }
   void SetServing(bool serving) { serving_ = serving; }
 
-  // What this node can answer at, for peers and the control plane; empty while it does not serve.
+  // The versions that this node can answer at, for peers and the control plane; empty: not serving.
   v1::VersionRange Range() const;
   // Pins, of the versions that may still be pinned, from the last one pinned on, the one that most
   // live peers have, and the newest of those. Peers that are behind what was pinned last cannot
   // hold it back. Requires, here and below: there is a version.
   Result<Pinned> Pin();
-  // What a pin takes now; 0: nothing can be pinned.
+  // The version that a pin takes now; 0: nothing can be pinned.
   uint64_t PinnableNow() const;
   // Most live peers begin after the newest version here.
   bool IsBehindPeers() const;
 
  private:
-  // What a pin takes, where `served` is the newest version that may be pinned here.
+  // The version that a pin takes, where `served` is the newest that may be pinned here.
   uint64_t PinnableVersion(uint64_t served) const;
   void NotePin(uint64_t version);
 

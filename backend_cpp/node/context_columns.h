@@ -63,7 +63,7 @@ class ContextColumns {
   // of sequences get 0. Requires: a completed `whole`.
   void CompleteDense(std::span<const float> contexts, std::span<const float> samples,
                      WholeRequest* whole) const;
-  // How many keys more the request would have with each context's keys in all of its samples.
+  // The number of keys more that the request would have if each sample had its context's keys.
   static uint64_t KeysSaved(const WholeRequest& whole);
 
  private:

@@ -50,7 +50,7 @@ TEST(ContextColumnsTest, MadeColumnsAreTheContextsIfTheirSourcesAre) {
   EXPECT_EQ(columns.context.sample_dense(), std::vector<std::string>({"price"}));
 }
 
-// What a request with contexts is, once each sample has the bags and values of its context.
+// A request with contexts, once each sample has the bags and values of its context.
 WholeRequest Repeated(const WholeRequest& whole, size_t features) {
   WholeRequest all;
   all.rows = whole.samples();

@@ -58,7 +58,7 @@ class Fleet {
   // until every live peer has reached the versions that this node begins with: before that they
   // would find none in common.
   void Serve();
-  // What the health service says; calls are answered either way.
+  // Sets what the health service says; calls are answered either way.
   void SetReady(bool ready);
   // Calls are refused from now on, and the control plane is told nothing more.
   void Leave();

@@ -40,7 +40,7 @@ TEST(FleetNodeTest, BeatsTellTheP99OfWhatWasAnsweredInTheLastSecond) {
     return last() > 0;
   }));
   EXPECT_LT(last(), 1'000'000U);
-  // What Triton answers comes by this way.
+  // The latencies of Triton's answers come by this way.
   EXPECT_TRUE(Await([&] {
     fleet.node(0).NoteLatency(std::chrono::milliseconds(300), 1);
     return last() >= 300'000;
@@ -283,7 +283,7 @@ grpc::Status HasNoRows(const v1::LookupRequest& request, v1::LookupResponse*) {
   return {grpc::StatusCode::UNIMPLEMENTED, "it has no rows"};
 }
 
-// Of a peer that has no rows and notes at which version it is asked.
+// The answer of a peer that has no rows and notes at which version it is asked.
 TestPeer::Answer NotesVersion(std::atomic<uint64_t>* asked) {
   return [asked](const v1::LookupRequest& request, v1::LookupResponse* response) {
     if (!request.parts().empty()) *asked = request.parts(0).version().number();
@@ -291,7 +291,7 @@ TestPeer::Answer NotesVersion(std::atomic<uint64_t>* asked) {
   };
 }
 
-// What node 0 of two waits for a peer that a test makes: longer than any test.
+// The time that node 0 of two waits for a peer that a test makes: longer than any test.
 constexpr auto kPatience = std::chrono::seconds(20);
 
 // Starts node 0 beside it; whether they know one another then.
@@ -326,7 +326,7 @@ TEST(FleetNodeTest, ABucketThatComesWhileItsOwnerIsAskedIsReadHere) {
   EXPECT_GE(asked, 1U);
 }
 
-// What leaves may be dropped by the next plan while a request reads it.
+// A bucket that leaves may be dropped by the next plan while a request reads it.
 TEST(FleetNodeTest, WhatLeavesIsAskedOfItsOwners) {
   TestFleet fleet(2);
   fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
@@ -427,7 +427,7 @@ TEST(FleetNodeTest, ANodeThatStartsServesOnceItsPeersHaveItsFirstVersion) {
   EXPECT_FALSE(too_early);
 }
 
-// What became of each of some requests of an execution, at a pin.
+// The result of each of some requests of an execution, at a pin.
 std::vector<FetchedRequest> Fetched(const Node& node, const Pinned& pinned,
                                     const std::vector<std::vector<int64_t>>& keys, FetchTerms terms,
                                     Status* status) {
@@ -515,7 +515,7 @@ TEST(FleetNodeTest, AnOwnerThatIsOneVersionBehindIsWaitedForAndNoOther) {
   EXPECT_LT(took, std::chrono::seconds(5));
 }
 
-// What its old address did not answer is asked at the new one.
+// Parts that its old address did not answer are asked at the new one.
 TEST(FleetNodeTest, APeerThatMovesWhileItIsAskedIsAskedAtItsNewAddress) {
   TestFleet fleet(2);
   fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));

@@ -27,7 +27,7 @@ namespace embertide {
 struct FormerLayout {
   uint32_t keys = 0;                     // columns of KEYS as sent
   std::vector<std::string> dense_names;  // columns of DENSE as sent
-  // Of each column that a request is brought to, where it is in what was sent.
+  // By column that a request is brought to: the column of it that was sent, if any.
   std::vector<std::optional<uint32_t>> key_of;
   std::vector<std::optional<uint32_t>> dense_of;
 

@@ -14,7 +14,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr uint32_t kLeastSlots = 8;
-// Of `bytes`, what may wait for the keeper, at most.
+// The largest part of `bytes` for reads that wait for the keeper.
 constexpr uint64_t kMostLogBytes = 4 << 20;
 // Reads a second that the keeper hears of: some 100 ns each, more for a row that enters.
 constexpr double kHeardASecond = 20'000;

@@ -59,7 +59,7 @@ class HotRows {
   struct Options {
     uint64_t bytes = 0;  // 0: nothing is kept
     std::string policy = "reuse-density";
-    // What it goes by, from its thread.
+    // The plan and the version that it goes by, asked from its thread.
     std::function<std::shared_ptr<const Routing>()> routing;
     std::function<Version()> served;  // newest that requests are answered at; number 0: none yet
     TaskBoard* tasks = nullptr;       // OPTIONAL: told how the thread is doing
@@ -69,7 +69,7 @@ class HotRows {
   HotRows(const HotRows&) = delete;
   HotRows& operator=(const HotRows&) = delete;
 
-  // What executions look into: a picture of the sets, which change under it.
+  // The sets that executions look into: a picture of them, which change under it.
   class Sets {
    public:
     HotSet::Found Find(const Name& name, Version version, Row* row,

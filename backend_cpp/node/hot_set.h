@@ -44,7 +44,7 @@ class HotSet {
 
   // `payload_bytes`: of the largest row.
   HotSet(uint32_t slots, uint32_t payload_bytes);
-  // What one slot takes, its share of the groups included.
+  // Bytes of one slot, its share of the groups included.
   static uint64_t SlotBytes(uint32_t payload_bytes);
 
   // --- readers, any number: appends the row's payload to `payloads`. A key that is here is noted
@@ -65,7 +65,7 @@ class HotSet {
   // The row is the same at `version` as before.
   void Extend(uint32_t slot, Version version);
   void Remove(uint32_t slot);
-  // Of a slot in use.
+  // The name and the version of a slot in use.
   Name NameOf(uint32_t slot) const;
   Version VersionOf(uint32_t slot) const;
   // Whether it was read since the last call.

@@ -32,7 +32,7 @@ void Insert(HotSet* set, uint32_t slot, const Name& name, Version version) {
   set->Insert(slot, name, RowOf(), PayloadOf(name, version.number).data(), version);
 }
 
-// What is found is a row as it was at `of`.
+// Checks that a row that is found is as it was at `of`.
 Found Find(const HotSet& set, const Name& name, Version version, uint64_t of) {
   Row row;
   std::vector<std::byte> payloads(3);  // of others

@@ -26,7 +26,7 @@ class JoinPace {
   explicit JoinPace(uint64_t step_bytes = 1 << 20, uint32_t rest = kRest)
       : step_bytes_(step_bytes), rest_(rest) {}
 
-  // What the next step may add.
+  // The number of buckets that the next step may add.
   size_t buckets() const { return buckets_; }
   bool Rests(Clock::time_point now) const { return now < until_; }
   // A step that ended at `now` added buckets with so many bytes of rows. Nothing changes if there

@@ -78,7 +78,7 @@ void LoadMeter::Turn(std::chrono::steady_clock::time_point now) {
   begun_ = now;
 }
 
-// Of those told by key.
+// The number of distinct keys among those that were told.
 double LoadMeter::DistinctOf(const Registers& registers, size_t table, size_t bucket) const {
   constexpr double kCount = 32;
   constexpr double kAlpha = 0.697;  // for 32 registers
@@ -146,7 +146,7 @@ std::vector<uint64_t> LoadMeter::ReadsHere(const std::vector<std::vector<Bucket>
   return reads;
 }
 
-// Of two that write a register at once one may be lost: it comes again with the key.
+// If two write a register at once, one may be lost: it comes again with the key.
 void LoadMeter::Watch(std::span<const WatchedKey> keys) {
   misses_.Note(keys);
   const Registers& registers = registers_[counting_];

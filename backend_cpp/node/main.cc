@@ -312,7 +312,7 @@ int Run(int argc, char** argv) {
 }  // namespace
 }  // namespace embertide
 
-// What could still throw is memory for a few strings.
+// Only memory for a few strings could still throw.
 // NOLINTNEXTLINE(bugprone-exception-escape): see above.
 int main(int argc, char** argv) {
   // gRPC would write a line for each stranger whose handshake fails.

@@ -27,7 +27,7 @@ class NodeMendingTest : public SsdNodeTest {
     };
     model_.WriteSnapshot({1, 1}, rows_);
   }
-  // What it logs to goes first.
+  // The node goes first: it logs to members of this.
   ~NodeMendingTest() override { node_.reset(); }
 
   // A version whose rows are new values, here and in what is expected.

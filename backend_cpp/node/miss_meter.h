@@ -30,7 +30,7 @@ struct MissCurve {
   std::vector<double> missed;   // share of the keys looked up; never rises
 };
 
-// Of a table's rows on a device.
+// The size of a table's rows on one device.
 struct TableRows {
   uint64_t rows = 0;
   uint64_t bytes = 0;  // with all of them in one tier
@@ -54,7 +54,7 @@ class MissMeter {
     uint64_t begin = 0;  // its first sample, counted from the start
     std::vector<uint64_t> reads;
   };
-  // What the curves are made of.
+  // The samples that the curves are made of.
   struct Sample {
     std::vector<WatchedKey> keys;
     size_t warm = 0;              // of them, those that warm up
@@ -71,7 +71,7 @@ class MissMeter {
   std::vector<WatchedKey> ring_ EMBERTIDE_GUARDED_BY(mutex_);
   // Samples since the start.
   uint64_t told_ EMBERTIDE_GUARDED_BY(mutex_) = 0;
-  // Of the window under way.
+  // The window under way.
   uint64_t window_begin_ EMBERTIDE_GUARDED_BY(mutex_) = 0;
   uint32_t halvings_ EMBERTIDE_GUARDED_BY(mutex_) = 0;
   std::deque<Window> windows_ EMBERTIDE_GUARDED_BY(mutex_);

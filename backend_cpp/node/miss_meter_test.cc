@@ -51,7 +51,7 @@ class MissMeterTest : public ::testing::Test {
                            return TableRows{keys, keys * kRowBytes};
                          });
   }
-  // Of all keys, of the second half of their reads.
+  // The share of misses among the second half of the reads of all keys.
   double Missed(uint32_t table, uint32_t capacity) const {
     const auto half = std::span(keys_[table]).first(keys_[table].size() / 2);
     const uint64_t all = Simulate(*Trace::FromKeys(keys_[table]), {"clock", capacity})->hits;

@@ -67,8 +67,8 @@ Result<std::vector<Feature>> ResolveFeatures(const Manifest& manifest) {
   return features;
 }
 
-// What a snapshot's version is. Older snapshots do not say when it was committed; its delta does,
-// as long as that is kept.
+// The version of a snapshot. Older snapshots do not say when it was committed; its delta does, as
+// long as that is kept.
 VersionInfo SnapshotVersion(const std::string& publication, const Manifest& manifest) {
   VersionInfo info = VersionInfoOf(manifest);
   if (info.committed_ms > 0 || publication.empty()) return info;
@@ -584,7 +584,7 @@ Status Node::Sink::Publish(std::shared_ptr<const VersionInfo> info) {
 
 bool Node::Sink::Holds(uint32_t table_id, uint32_t bucket) const {
   const auto table = table_of_id_.find(table_id);
-  // What is unknown goes on, to be refused by name.
+  // A table or bucket that is unknown goes on, to be refused by name.
   if (table == table_of_id_.end() || bucket >= state_.manifest().tables[table->second].buckets()) {
     return true;
   }

@@ -31,7 +31,7 @@ namespace embertide {
 
 class NodeReport {
  public:
-  // What it tells of; all outlive it.
+  // The parts that it tells of; all outlive it.
   struct Sources {
     const NodeState* state;
     const PlanKeeper* plan;
@@ -57,7 +57,7 @@ class NodeReport {
   void Beat(v1::HeartbeatRequest* beat) const;
   // kUnavailable before the address is set.
   Status GetStatus(v1::NodeServiceGetStatusResponse* response) const;
-  // Of the last whole window, with as many of the keys read most as wanted; 0: a hundred.
+  // The load of the last whole window, with as many of the keys read most as wanted; 0: a hundred.
   // Requires: there is a version.
   Status GetLoad(uint32_t hot_keys, v1::NodeServiceGetLoadResponse* response);
   FleetStats Counters() const;

@@ -102,7 +102,7 @@ Status PeerLookup::Answer(const v1::LookupPart& part, uint32_t table, View* at,
   const BagReader reader(*at->rows);
   Status status;
   if (part.pooling() == v1::PART_POOLING_ROWS) {
-    // What is not held any more cannot be compared with.
+    // A version that is not held any more cannot be compared with.
     Result<ReadView> since = Status(Code::kVersionGone, "not named");
     if (part.has_since()) since = PinNamed(part.since());
     status = reader.CopyRows(table, keys, result->mutable_rows(), bytes,

@@ -1,7 +1,7 @@
 // PlanReader: plans from `state`, whole or in parts (PlanChunks in plan.proto, docs/formats.md).
 //
-// Of a plan in parts it reads those that it does not have under the same epoch, so that a step of a
-// move costs a node the chunks that the step changes. Not thread-safe.
+// It reads only those parts of a plan that it does not have under the same epoch, so that a step of
+// a move costs a node the chunks that the step changes. Not thread-safe.
 #pragma once
 
 #include <cstdint>

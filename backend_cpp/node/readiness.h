@@ -23,7 +23,7 @@ class Readiness {
   Readiness(const Readiness&) = delete;
   Readiness& operator=(const Readiness&) = delete;
 
-  // What is missing, as last seen; empty: the node is ready.
+  // The reason that the node is not ready, as last seen; empty: it is.
   std::string why_not() const;
   // Waits until the node is ready, until `deadline`, or until `stop` asks for the end.
   bool Await(std::chrono::steady_clock::time_point deadline, const std::stop_token& stop);

@@ -41,7 +41,7 @@ uint64_t RoomOf(const std::string& directory) {
   return error ? 0 : space.available;
 }
 
-// What is to be done with the rows of a seal.
+// The work to be done with the rows of a seal.
 struct RecoveryPath {
   std::vector<ChainLink> replay;  // to bring all rows to the seal's last version
   VersionInfo version;            // which is this

@@ -18,7 +18,7 @@ namespace v1 {
 class GlobalCommit;
 }
 
-// What a version is beside its rows and weights, as its commit or its snapshot says.
+// The facts of a version beside its rows and weights, as its commit or its snapshot says.
 VersionInfo VersionInfoOf(const v1::GlobalCommit& commit);
 VersionInfo VersionInfoOf(const Manifest& manifest);
 

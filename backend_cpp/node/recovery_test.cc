@@ -49,7 +49,7 @@ class NodeRecoveryTest : public SsdNodeTest {
     EXPECT_GT(records.size(), kKeys * (kRecordHeaderBytes + 4 * kDim) / 2);
     return records;
   }
-  // Of a node that never saw a seal, at this one's version.
+  // Compares with a node that never saw a seal, at this one's version.
   void ExpectRowsOfAFreshNode() {
     NodeOptions fresh = options_;
     fresh.ssd_directory = directory_ / "fresh";

@@ -16,10 +16,10 @@ namespace {
 // A larger bag comes as several sums.
 constexpr size_t kKeysASum = 4096;
 
-// What the answers to one execution may take, at most.
+// Bytes that the answers to one execution may take.
 constexpr size_t kMaxFetchBytes = 512 << 20;
 
-// What a RemoteLookup keeps of each kind of memory between executions, about.
+// Bytes that a RemoteLookup keeps of each kind of memory between executions, about.
 constexpr size_t kKeptBytes = 1 << 20;
 
 template <typename T>
@@ -30,7 +30,7 @@ void Trim(std::vector<T>* values) {
 // How long an execution looks for answers before its thread sleeps.
 constexpr std::chrono::microseconds kSpin{400};
 
-// Of one key in an answer, at most: a row, or the sum of a bag that it is alone in.
+// The largest size of one key in an answer: a row, or the sum of a bag that it is alone in.
 size_t AnswerBytes(const TableConfig& table) {
   return kRecordHeaderBytes + table.layout.dim() * sizeof(double);
 }
@@ -45,7 +45,7 @@ Source SourceOf(char byte) {
 
 bool RemoteLookup::IsHere(const Routing::Bucket& planned, uint32_t table, uint32_t bucket,
                           uint64_t version) const {
-  // What leaves may be dropped while it is read: by this plan, its owners answer.
+  // A bucket that leaves may be dropped while it is read: by this plan, its owners answer.
   if (!planned.owned) return false;
   if (all_held_) return true;
   const auto since = store_.HeldSince(table, bucket);
@@ -64,7 +64,7 @@ RemoteLookup::Owner RemoteLookup::OwnerOf(const Routing& routing, const Wanted& 
   bool again = false;
   for (const uint16_t owner : planned.owners) {
     if (const auto why = passed_over_[owner]) {
-      // Of an owner that lives and lacks the version there is more to say than of a dead one.
+      // An owner that lives and lacks the version is a better reason to give than a dead one.
       if (found.why == NoAnswer::kDead) found.why = *why;
     } else if (owner == wanted.refused_by) {
       again = true;
@@ -238,7 +238,7 @@ void RemoteLookup::Split(const Routing& routing, uint64_t version, uint64_t line
 
 void RemoteLookup::Ask(const Routing& routing, uint64_t version, uint64_t lineage,
                        Clock::time_point deadline, Parts* parts) {
-  // Of one peer side by side: they may share a call.
+  // Parts for one peer stand side by side: they may share a call.
   std::ranges::stable_sort(parts->all, {}, &Part::peer);
   std::vector<PartCall>& calls = calls_.emplace_back(parts->all.size());
   size_t c = 0;

@@ -72,7 +72,7 @@ class RemoteLookup {
   // Else ResultOf says what became of each request.
   Status Fetch(const Pinned& pinned, std::span<const BagFeature> features,
                std::span<KeyBags> requests, Deadline deadline, FetchTerms terms);
-  // Of a request of the last Fetch that was Ok.
+  // The result of one request of the last Fetch that was Ok.
   const FetchedRequest& ResultOf(size_t request) const { return results_[request]; }
   // The answers of the last Fetch were used: frees them, and all memory beyond what a usual
   // execution needs.

@@ -14,7 +14,7 @@ namespace {
 
 using Place = std::pair<uint32_t, uint32_t>;  // node, device
 
-// Of an assignment, as in plan.proto.
+// The bound on the owners of an assignment, as in plan.proto.
 constexpr int kMaxOwners = 64;
 
 // FNV-1a: the same in every build, as all askers need not agree but one asker must with itself.
@@ -203,7 +203,7 @@ class Reader {
         bucket.device = static_cast<int32_t>(owner.device());
       }
     }
-    // What is owned here is asked of no other group.
+    // A bucket that is owned here is asked of no other group.
     const size_t of_group = bucket.owners.size();
     if (!bucket.owned) bucket.owners.insert(bucket.owners.end(), of_other.begin(), of_other.end());
     for (const uint32_t group : whole_) {

@@ -30,7 +30,7 @@ struct Routing {
   };
 
   uint64_t epoch = 0;
-  // Of this node's group, itself excluded, and of one other whole group.
+  // The peers of this node's group, itself excluded, and those of one other whole group.
   std::vector<Peer> peers;
   std::vector<std::vector<Bucket>> buckets;  // by table's place in the manifest, by bucket
   std::vector<bool> all_owned;               // by table: every bucket of it is owned here

@@ -158,8 +158,8 @@ TEST_F(RoutingTest, OwnersShareTheBucketsOfEachAsker) {
   EXPECT_GT(differ, kBuckets / 2);
 }
 
-// Of a group that comes or goes, each key is asked of the own group if it owns the bucket, and then
-// of the first whole group.
+// A partial group, which comes or goes, asks for each key in its own group if that owns the bucket,
+// and then in the first whole group.
 TEST_F(RoutingTest, APartialGroupAsksAWholeOneForWhatItLacks) {
   v1::Node* node = plan_.mutable_topology()->add_nodes();
   node->set_name("comes");

@@ -38,7 +38,7 @@ void VersionGate::EndCommit() { Choose(); }
 
 void VersionGate::Tick(Time now) {
   if (timeout_.count() == 0) return;
-  // What was withdrawn is a part of the versions after it: none of them is served unseen.
+  // A withdrawn version is a part of the versions after it: none of them is served unseen.
   const bool poisoned = std::ranges::any_of(
       record_.withdrawn, [this](const auto& range) { return range.last > record_.promoted; });
   if (poisoned) return;
