@@ -28,7 +28,7 @@ class GlobalCommit;
 struct Promotion;
 class TaskBoard;
 
-// What a follower feeds. Called from the follower's thread alone.
+// The sink that a follower feeds. Called from the follower's thread alone.
 class VersionSink {
  public:
   virtual ~VersionSink() = default;

@@ -8,7 +8,7 @@
 
 namespace embertide {
 
-// What the HBM tier's devices are.
+// The kinds of devices of the HBM tier.
 enum class HbmKind : uint8_t {
   kGpu,   // GPUs 0 to hbm_devices - 1 of this process
   kTwin,  // host memory, through the same code: for tests and for machines without a GPU
@@ -31,7 +31,7 @@ struct HbmDeviceStats {
   uint64_t deferred = 0;   // rows put off: no slot of their size, or no room to copy them through
 };
 
-// What all devices hold of one table now.
+// The rows of one table that all devices hold now.
 struct HbmTableStats {
   uint64_t rows = 0;   // those that a version ended and nobody took the place of among them
   uint64_t bytes = 0;  // of their slots

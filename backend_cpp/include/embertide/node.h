@@ -31,8 +31,8 @@
 
 namespace embertide {
 
-// What a node does: the options of proto/embertide/v1/options.proto, and what only who embeds one
-// can give.
+// The options of a node: those of proto/embertide/v1/options.proto, and those that only who embeds
+// one can give.
 struct NodeOptions : NodeSettings {
   std::string dense_plugin;  // libembertide_dense.so; empty: the dense part is left alone (lookup)
   // OPTIONAL: told, a line at a time, of what an operator is to know and no request says: blocks of
@@ -53,7 +53,7 @@ struct Feature {
   bool weighed = false;  // a request has a weight for each key
 };
 
-// What a version is beside its rows. Immutable.
+// The facts of a version beside its rows. Immutable.
 struct VersionInfo {
   uint64_t lineage = 0;
   uint64_t number = 0;
@@ -74,7 +74,7 @@ struct Pinned {
 inline constexpr std::array<const char*, 6> kWithdrawReasons = {
     "not_finite", "auc", "calibration", "latency", "rollback", "operator"};
 
-// What a node knows of the guard's decisions.
+// The guard's decisions, as far as a node knows them.
 struct GuardStats {
   uint64_t served = 0;     // to ordinary requests
   uint64_t promoted = 0;   // by the guard; 0: it has not decided yet
@@ -92,7 +92,7 @@ struct FetchTerms {
   bool may_start_over = false;
 };
 
-// What became of a request of an execution.
+// The result of a request of an execution.
 struct FetchedRequest {
   uint32_t degraded_keys = 0;  // that read as default rows, as no owner answered
   // kUnavailable: too many of them. kVersionGone: peers lack the version that it names. Such a
@@ -136,7 +136,7 @@ struct FleetStats {
   uint64_t peers_alive = 0;  // that answer now
   uint64_t buckets_held = 0;
   uint64_t buckets_left = 0;  // of the plan, not held yet
-  // Of hot rows, as HotStats (node/hot_rows.h).
+  // Counts of hot rows, as HotStats (node/hot_rows.h).
   uint64_t hot_reads = 0;
   uint64_t hot_stale = 0;
   uint64_t hot_entered = 0;
@@ -150,7 +150,7 @@ struct FleetStats {
   uint64_t hot_bytes = 0;  // what they take now
 };
 
-// What a node with peers counts, by the names that /metrics (label `event` of
+// One count of a node with peers, by the name that /metrics (label `event` of
 // embertide_fleet_events_total) and NodeService.GetStatus give it.
 struct FleetEvent {
   const char* name;
@@ -195,7 +195,7 @@ class Node {
   const std::vector<Feature>& features() const;
   // The columns of a request that it can make itself (node/made_columns.h).
   const MadeColumns& made_columns() const { return *made_columns_; }
-  // What requests carried before the model was changed (node/former_layouts.h).
+  // The columns that requests carried before the model was changed (node/former_layouts.h).
   const FormerLayouts& former_layouts() const { return *former_layouts_; }
   // Sum of the features' dims: the width of a `lookup` answer when all features are pooled.
   uint32_t total_dim() const { return total_dim_; }
@@ -208,7 +208,7 @@ class Node {
   // Pins this version. kVersionGone, naming what is held, if it is not of the window; that peers
   // hold it, only Fetch finds out.
   Result<Pinned> Pin(uint64_t version) const;
-  // What finds the keys that are not held here, for one thread; null for a node alone.
+  // A finder of the keys that are not held here, for one thread; null for a node alone.
   RemoteLookupPtr NewRemoteLookup() const;
   // Asks peers for what is not held here at the pin, and sets `remote_of` and `remote` of the
   // requests. Peers get nine tenths of the time until `deadline`, or peer_timeout where the caller
@@ -217,7 +217,7 @@ class Node {
   Status Fetch(const Pinned& pinned, std::span<const BagFeature> features,
                std::span<KeyBags> requests, Deadline deadline, RemoteLookup* remote,
                FetchTerms terms) const;
-  // Of a request of the last Fetch that was Ok.
+  // The result of a request of the last Fetch that was Ok.
   static const FetchedRequest& ResultOf(const RemoteLookup& remote, size_t request);
   // The answers of its last Fetch were used: frees them.
   static void Release(RemoteLookup* remote);
@@ -262,13 +262,13 @@ class Node {
   TaskBoard& task_board() const;
   // A program of one's own, for one thread. Errors are those of DenseProgram::Open.
   Result<std::unique_ptr<DenseProgram>> OpenProgram() const;
-  // What is done to DENSE before the program; null: the program gets it as it is.
+  // The steps applied to DENSE before the program; null: the program gets it as it is.
   const Transforms* transforms() const { return transforms_ ? &*transforms_ : nullptr; }
 
  private:
   Node();
   Status LoadBuckets();
-  // What was taken from the seal is brought in line with the plan.
+  // Brings the rows that were taken from the seal in line with the plan.
   Status DropUnplanned();
   Status LoadDense();
   Status LoadTransforms();
@@ -279,7 +279,7 @@ class Node {
   std::string SsdFull(const std::string& failure) const;
   Status Explained(Status status) const;
   void BecomeReady();
-  // Of `options.snapshot`, which is not empty.
+  // Opens `options.snapshot`, which is not empty.
   static Result<std::unique_ptr<Node>> OpenSnapshot(const NodeOptions& options,
                                                     const Promotion& promotion);
   std::string FindWhyNotReady(const VersionId& at_start) const;

@@ -52,7 +52,7 @@ constexpr bool CountsSteps(Optimizer optimizer) { return optimizer == Optimizer:
 inline constexpr uint32_t kMaxStepThreads = 64;
 Status CheckStepThreads(uint32_t threads);
 
-// What may differ from step to step.
+// Options that may differ from step to step.
 struct StepOptions {
   float learning_rate = 0.01F;
   float epsilon = 1e-8F;             // more than 0; SGD has none

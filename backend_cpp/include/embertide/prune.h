@@ -10,8 +10,8 @@
 
 namespace embertide {
 
-// What a step adds to the utility of each chunk of a row that it updates, dead chunks too. g is the
-// sum of the chunk's gradients, of all occurrences of the key in the batch.
+// The amount that a step adds to the utility of each chunk of a row that it updates, dead chunks
+// too. g is the sum of the chunk's gradients, of all occurrences of the key in the batch.
 enum class UtilityKind : uint8_t {
   kSquares,   // |g|^2
   kNorms,     // occurrences x |g|: FIITED (arXiv:2401.04408)
@@ -22,7 +22,7 @@ const char* UtilityKindName(UtilityKind kind);
 // kInvalidArgument naming the text and the names there are.
 Result<UtilityKind> ParseUtilityKind(const std::string& name);
 
-// What the counts of a table with counters (Store::AddCounts) are worth, in utility.
+// The worth of the counts of a table with counters (Store::AddCounts), in utility.
 struct PrunedCounts {
   uint32_t table = 0;    // index into StoreOptions::tables; of the group
   uint32_t counter = 0;  // of a row, whose count says what its counters are worth
@@ -32,13 +32,13 @@ struct PrunedCounts {
 // Tables whose rows are pruned together: one price a byte for all of them.
 struct PruneGroup {
   std::vector<uint32_t> tables;  // index into StoreOptions::tables; a table is of one group at most
-  // Of the DDR budget, what remembers keys without a row, at 4 bytes each; kept to a power of two.
+  // Bytes of the DDR budget that remember keys without a row, 4 each; kept to a power of two.
   uint64_t waiting_bytes = 256 << 10;
-  // Of tables that are not here, counts are worth nothing, and go with what their row has learned.
+  // Counts of tables that are not here are worth nothing, and go with what their row has learned.
   std::vector<PrunedCounts> counts = {};
 };
 
-// What a pass of pruning did.
+// The result of a pass of pruning.
 struct PruneOutcome {
   float price = 0.0F;  // of a byte, in utility; 0: all that is of use fits
   uint64_t rows = 0;   // that are left

@@ -23,7 +23,7 @@
 namespace embertide {
 
 struct RoutedTable {
-  // Of a bucket of which every rank has all rows.
+  // The owner of a bucket of which every rank has all rows.
   static constexpr uint16_t kEverywhere = 0xffff;
   uint32_t bucket_bits = 0;
   uint32_t width = 0;            // floats of a row: what is learned, then counters

@@ -37,7 +37,7 @@ enum class DType : uint8_t { kFp32 = 0, kFp16 = 1, kBf16 = 2, kInt8 = 3, kKeys =
 // Where a row of keys has none; the trainer's PADDING_KEY. No item has it.
 inline constexpr int64_t kNoKey = std::numeric_limits<int64_t>::min();
 
-// What a record says about its key. Stored: do not renumber. Tombstones have live = 0, no payload.
+// The state of a record's key. Stored: do not renumber. Tombstones have live = 0, no payload.
 enum class RecordKind : uint8_t { kRow = 0, kPruned = 1, kExpired = 2 };
 
 // Bits of the live mask: one 16-bit field of an index entry holds it.

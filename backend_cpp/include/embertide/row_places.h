@@ -14,8 +14,8 @@ namespace embertide {
 
 // Made by ReadView::Lookup, used by TrainingStore::ApplyGradients. One thread at a time.
 struct RowPlaces {
-  // Of a key each, in the order of the request: the Location of its row in DDR; 0: it has none
-  // there, or that is not known.
+  // By key, in the order of the request: the Location of its row in DDR; 0: it has none there, or
+  // that is not known.
   std::unique_ptr<uint64_t[]> words;
   size_t keys = 0;
   uint64_t mark = 0;   // MarkOf those keys
@@ -23,8 +23,8 @@ struct RowPlaces {
   // RowPool::ended_places of the table's pool before the lookup; places hold as long as it stays.
   uint64_t as_of = 0;
 
-  // Of keys in their order: other keys, or the same in another order, have another, but for one
-  // chance in 2^63 or so.
+  // The mark of keys in their order: other keys, or the same in another order, have another one,
+  // but for one chance in 2^63 or so.
   static uint64_t MarkOf(std::span<const int64_t> keys) {
     uint64_t mark = 0;
     uint64_t by = 0x9E3779B97F4A7C15U;

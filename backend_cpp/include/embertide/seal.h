@@ -48,14 +48,14 @@ struct SealInfo {
 struct SealOptions {
   std::string model;
   uint64_t schema_id = 0;
-  // What a committed version is called; asked for the newest, at the beginning and at the end.
+  // Gives the name of a committed version; asked for the newest, at the beginning and at the end.
   std::function<std::optional<SealedVersion>(uint64_t number)> name;
   uint64_t bytes_per_s = 0;  // written to the seal; 0: as fast as it goes
   // OPTIONAL: waits for so long, between two slices; false: the seal is given up.
   std::function<bool(std::chrono::nanoseconds)> wait;
 };
 
-// What DIR/seal.json says. kNotFound: there is none; kCorrupt naming the file and what is wrong
+// Reads DIR/seal.json. kNotFound: there is none; kCorrupt naming the file and what is wrong
 // with it; kRejected: of a format that is not known.
 Result<SealInfo> ReadSealInfo(const std::string& directory);
 

@@ -45,7 +45,7 @@ struct SequenceInfo {
       0;  // column of DENSE: items there are; the next one: whether `item` is among them
 };
 
-// What requests carried before the model was changed: names of features and of columns of DENSE.
+// A layout of requests before the model was changed: names of features and of columns of DENSE.
 struct RequestLayout {
   std::vector<std::string> keys;
   std::vector<std::string> dense;
@@ -81,7 +81,7 @@ struct Manifest {
   std::vector<FeatureConfig> features;        // in the order of KEYS' columns
   uint32_t dense_features = 0;                // columns of DENSE, before its transforms
   std::vector<std::string> dense_names = {};  // of those columns; empty: not known
-  // Of the dense net, each with a score; empty: one, without a name.
+  // The heads of the dense net, each with a score; empty: one, without a name.
   std::vector<std::string> heads = {};
   std::vector<SequenceInfo> sequences;  // those whose columns nodes make
   // The newest first: requests in these columns are answered too.

@@ -21,7 +21,7 @@ enum class SsdEngine : uint8_t {
 const char* SsdEngineName(SsdEngine engine);
 Result<SsdEngine> ParseSsdEngine(const std::string& name);
 
-// What a file in a directory would be read with.
+// The way in which a file in a directory would be read.
 struct SsdProbe {
   SsdEngine engine = SsdEngine::kAuto;
   bool direct = false;  // the file system takes O_DIRECT

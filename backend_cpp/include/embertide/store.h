@@ -55,7 +55,7 @@ class Store {
   };
   std::optional<BucketSize> BucketSizeOf(const ReadView& view, uint32_t table,
                                          uint32_t bucket) const;
-  // What the tiers of a device hold of a table: rows, also those that versions of the window
+  // The use that a table makes of a device's tiers: rows, also those that versions of the window
   // changed since, and the table's share of the tier's bytes, waste included. Any thread; waits for
   // nobody. Requires: table and device exist.
   struct Usage {
@@ -63,7 +63,7 @@ class Store {
     uint64_t ddr_bytes = 0;
     uint64_t ssd_rows = 0;
     uint64_t ssd_bytes = 0;
-    // Of the DDR budget that the table has to itself or shares there: pages, index and all else.
+    // The DDR budget that the table has to itself or shares there: pages, index and all else.
     uint64_t budget_bytes = 0;
     uint64_t budget_used_bytes = 0;
     uint64_t ddr_row_bytes = 0;      // what a share of the table bounds

@@ -86,7 +86,7 @@ inline constexpr uint64_t kLeastDdrShareBytes = 64 * 1024;
 // kInvalidArgument naming the part that is wrong.
 Result<std::map<std::string, TableBudget>> ParseTableBudgets(const std::string& text);
 
-// What the rows of a bag are added in.
+// The arithmetic in which the rows of a bag are added.
 //
 // kFp64: rounded once, so that any split of a bag over nodes gives the same floats.
 // kFp32: bags of 2 to 64 keys that all have rows, without weights, are added in fp32 in the order
@@ -127,8 +127,8 @@ struct StoreOptions {
   std::map<std::string, TableBudget> table_budgets;
   std::string ssd_directory;  // REQUIRED with an SSD budget; made if absent
   SsdEngine ssd_engine = SsdEngine::kAuto;
-  // What compaction in the background may read and write, of the whole store. A full SSD tier is
-  // compacted whatever this says; 0: then alone.
+  // Bytes that compaction in the background may read and write, in the whole store. A full SSD tier
+  // is compacted whatever this says; 0: then alone.
   uint64_t ssd_compaction_bytes_per_s = 64ULL << 20;
   // Opens with the rows of the seal that lies in ssd_directory: not committed, and as of versions
   // from SealInfo::first to ::last; the caller stages again what changed in between, and commits
@@ -137,8 +137,8 @@ struct StoreOptions {
   bool open_seal = false;
   // OPTIONAL: puts something between the store and each device's file, as tests do with faults.
   std::function<std::unique_ptr<BlockFile>(std::unique_ptr<BlockFile>)> wrap_ssd;
-  // Of each HBM device, its directory and all that batches go through included; 0: no HBM tier.
-  // What the host holds for it counts against the DDR budget. Of a ServingStore.
+  // Bytes of each HBM device, its directory and all that batches go through included; 0: no HBM
+  // tier. The host's part of it counts against the DDR budget. For a ServingStore.
   uint64_t hbm_budget_bytes = 0;
   uint32_t hbm_devices = 1;
   HbmKind hbm_kind = HbmKind::kGpu;

@@ -31,7 +31,7 @@ struct RowLocation {
   uint32_t payload_bytes = 0;
   uint32_t bucket = 0;
   uint32_t device = 0;
-  // Of late, 0 to 63; where no tier moves rows by it, of one access in 64 on average.
+  // Accesses of late, 0 to 63; where no tier moves rows by them, one in 64 counts on average.
   uint32_t access_count = 0;
   uint64_t version = 0;  // the version that last changed it, 0 if it has folded into the base
   // The HBM device that has a copy which no version up to the view's has ended.
@@ -60,7 +60,7 @@ struct BagFeature {
   uint32_t column = 0;              // where its dim floats stand in a sample's answer
 };
 
-// What came from elsewhere for a key whose bucket is not held here.
+// The answer from elsewhere for a key whose bucket is not held here.
 struct RemoteRow {
   const std::byte* payload = nullptr;  // a row's payload; null: the default row, or see below
   // fp64, dim of them: the sum of several rows of a bag, of which this key is the first.

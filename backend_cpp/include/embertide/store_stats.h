@@ -1,4 +1,4 @@
-// What a store counts: where answers came from, what its tiers did, what it refused.
+// StoreStats: where answers came from, what a store's tiers did, what it refused.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ inline constexpr size_t kSources = 8;
 // "hbm", "ddr", "ssd", "remote", "default", "pruned", "unanswered" or "hot".
 const char* SourceName(Source source);
 
-// What the SSD tier did since Open, over all devices.
+// The work of the SSD tier since Open, over all devices.
 struct SsdStats {
   const char* engine = "";  // that reads it; "": there is no SSD tier
   bool direct = false;      // past the page cache; false: the file system refuses O_DIRECT
@@ -79,9 +79,9 @@ struct StoreStats {
   // Reads that the policies of DDR were to hear of and did not, rows to be promoted among them.
   uint64_t dropped_accesses = 0;
   uint64_t new_keys_waiting = 0;  // occurrences of keys that were no reason for a row yet
-  // Of training calls, a key a call: gradients of keys that wait for a row; gradients that are not
-  // finite, or whose squares are not; gradients that were clipped; keys whose row could be neither
-  // made nor brought to DDR.
+  // Counts of training calls, a key a call: gradients of keys that wait for a row; gradients that
+  // are not finite, or whose squares are not; gradients that were clipped; keys whose row could be
+  // neither made nor brought to DDR.
   uint64_t dropped_gradients = 0;
   uint64_t refused_gradients = 0;
   uint64_t clipped_gradients = 0;
@@ -90,15 +90,15 @@ struct StoreStats {
   // that were removed, as by pruning, while they were held.
   uint64_t step_reads = 0;
   uint64_t held_rows_removed = 0;
-  // Of training steps that were told where rows lie, keys as often as they occur: taken so, those
+  // Keys of training steps that were told where rows lie, as often as they occur: taken so, those
   // without a row among them; looked for again, for rows had moved since.
   uint64_t placed_keys = 0;
   uint64_t stale_places = 0;
-  // Of keys without a row, in prune groups: occurrences in a batch that were not worth one, and
-  // that were, but it had no room beside the others.
+  // Occurrences in a batch of keys without a row, in prune groups: those that were not worth a row,
+  // and those that were, but it had no room beside the others.
   uint64_t unworthy_keys = 0;
   uint64_t worthy_keys_without_room = 0;
-  // What policies, their logs and notes of held rows take of the DDR budget.
+  // Bytes of the DDR budget that policies, their logs and notes of held rows take.
   uint64_t policy_bytes = 0;
   uint64_t oldest_version = 0;  // of the window; 0 before the first commit
   uint64_t newest_version = 0;

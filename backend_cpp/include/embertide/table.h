@@ -24,7 +24,7 @@ struct TableConfig {
   uint16_t counter_chunks = 0;
 
   uint32_t buckets() const { return 1U << bucket_bits; }
-  // What gradients teach of a row; of keys, no chunk.
+  // The part of a row that gradients teach; no chunk of a row of keys.
   RowLayout learned() const {
     RowLayout learned = layout;
     learned.chunks = static_cast<uint16_t>(layout.is_keys() ? 0 : layout.chunks - counter_chunks);

@@ -16,7 +16,7 @@
 
 namespace embertide {
 
-// What training keeps of a row beside its values.
+// The state that training keeps of a row beside its values.
 struct RowState {
   float accumulator = 0.0F;  // row-wise Adagrad's h, row-wise Adam's v; else 0
   uint32_t age = 0;          // steps since the row was last updated, below 2^31
@@ -89,7 +89,7 @@ class TrainingStore : public Store {
     uint64_t most_bytes = 0;
   };
   HeldSize Held() const;
-  // What the first hold of a key of a table adds to HeldSize::bytes. Requires: the table exists.
+  // The first hold of a key of a table adds this to HeldSize::bytes. Requires: the table exists.
   uint64_t HoldBytes(uint32_t table) const;
   // One exact step of StoreOptions::optimizer, for all bags of a batch at once, after EnsureRows
   // for their keys. A key's gradients, of all its occurrences in all bags of its table, are summed
@@ -142,17 +142,17 @@ class TrainingStore : public Store {
                              std::span<const std::string> samples = {});
   // Rows of a group's tables here.
   Result<uint64_t> PruneRows(uint32_t group) const;
-  // What the rows here say of the price, for Prune: some hundred KB in this machine's byte order.
+  // A sample of the rows here, for Prune's price: some hundred KB in this machine's byte order.
   // `rows`: PruneRows of all the stores that prune as one, added up, which says how many of them to
   // take. Costs a pass over all rows. kInvalidArgument as Prune.
   Result<std::string> PruneSample(uint32_t group, uint64_t rows);
-  // What a table's utilities, if those are squares, say of the loss: of samples that had rows of
-  // it, with e what a sample got of them and g its gradient, the sums of (g . e)^2, which is what
-  // the loss would change by without e (twice, to second order, with the square of the gradient for
-  // the curvature: Theis et al., arXiv:1801.05787), and of |g|^2. From the next pass on the
-  // utilities of a table count as much as their table's ratio of the two, of late. Of tables
-  // without any, 1 as that of the greatest. Any thread. kInvalidArgument: the table is not pruned,
-  // or these are no sums of squares.
+  // Records how much the loss depends on a table's rows, if its utilities are squares: of samples
+  // that had rows of it, with e what a sample got of them and g its gradient, the sums of
+  // (g . e)^2, by which the loss would change without e (twice, to second order, with the square of
+  // the gradient for the curvature: Theis et al., arXiv:1801.05787), and of |g|^2. From the next
+  // pass on the utilities of a table count as much as its ratio of the two, of late. Those of
+  // tables without any count 1, as the greatest does. Any thread. kInvalidArgument: the table is
+  // not pruned, or these are no sums of squares.
   Status RecordSensitivity(uint32_t table, double at_stake, double squares);
   // Bytes that new rows of a group may take until the next pass; where few are left, one is due.
   // ~0: none was made yet. Any thread. kInvalidArgument as Prune.
@@ -161,8 +161,8 @@ class TrainingStore : public Store {
   // Bytes that whole rows of all keys would take that ever asked for one in a step, within some 3
   // %: what a share of can be a target. Any thread. kInvalidArgument as Prune.
   Result<uint64_t> SeenBytes(uint32_t group) const;
-  // What Prune and the steps since keep of a group beside its rows, for checkpoints, in this
-  // machine's byte order. SetPruneState: kCorrupt, it is not of such a group.
+  // The state that Prune and the steps since keep of a group beside its rows, for checkpoints, in
+  // this machine's byte order. SetPruneState: kCorrupt, it is not of such a group.
   Result<std::string> PruneState(uint32_t group) const;
   Status SetPruneState(uint32_t group, const std::string& state);
   // For a store that goes on with some of the rows of several: their states, whose waiting_bytes
@@ -187,7 +187,7 @@ class TrainingStore : public Store {
   // kInvalidArgument: the state is of another optimizer, or another dim.
   Result<RowState> StateOf(uint32_t table, uint64_t key) const;
   Status SetState(uint32_t table, uint64_t key, const RowState& state);
-  // What a chunk's utility is now, of what it was `age` steps ago. Any thread.
+  // The utility of a chunk now, from that of `age` steps ago. Any thread.
   float UtilityNow(float utility, uint32_t age) const;
   // ExportBucket, and what StateOf gives of each row.
   Status ExportBucketWithStates(const ReadView& view, uint32_t table, uint32_t bucket,
