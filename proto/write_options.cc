@@ -36,7 +36,7 @@ const Setting& SettingOf(const FieldDescriptor& field) {
 
 std::string Quoted(const std::string& text) { return "\"" + text + "\""; }
 
-// What the field is called in C++: a duration has its unit in its type.
+// The name of the field in C++: a duration has its unit in its type.
 std::string MemberName(const FieldDescriptor& field) {
   std::string name = field.name();
   if (SettingOf(field).unit() == embertide::v1::UNIT_MILLISECONDS) name.resize(name.size() - 3);

@@ -26,8 +26,8 @@ std::optional<Identity> ParseIdentity(std::string_view uri);
 // Reads ROLE[@MODEL][/NAME], as the line of a token has it; nullopt if it is none.
 std::optional<Identity> ParseOwner(std::string_view text);
 
-// Of the one URI that a certificate of a connection names; nullopt: it names none of ours, or there
-// is no certificate.
+// The identity in the one URI that a certificate of a connection names; nullopt: it names none of
+// ours, or there is no certificate.
 std::optional<Identity> IdentityOf(const grpc::AuthContext* context);
 
 }  // namespace embertide

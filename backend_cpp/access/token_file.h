@@ -64,7 +64,7 @@ class TokenFile {
   const Options options_;
   Mutex mutex_;
   bool looking_ EMBERTIDE_GUARDED_BY(mutex_) = false;
-  // What was said last of a change.
+  // The last message about a change.
   std::string refused_ EMBERTIDE_GUARDED_BY(mutex_);
   std::chrono::steady_clock::time_point looked_ EMBERTIDE_GUARDED_BY(mutex_);
   std::shared_ptr<const Values> values_ EMBERTIDE_GUARDED_BY(mutex_);

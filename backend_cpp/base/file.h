@@ -11,7 +11,7 @@
 
 namespace embertide {
 
-// What errno says of a path: kNotFound if there is none, else kDeviceError.
+// The status for errno of a path: kNotFound if there is none, else kDeviceError.
 Status FileFailed(const std::string& path);
 
 // Writes all of them, where `fd` stands. FileFailed, naming `path`; some may be written then.

@@ -14,7 +14,7 @@ namespace {
 // 131072 buckets a table at ~200 bytes a line, for some tens of tables.
 constexpr size_t kMaxManifestBytes = size_t{1} << 30;
 
-// What `requires` may name: features of the format that came after its first build, and without
+// The names in `requires`: features of the format that came after its first build, and without
 // which a manifest is not to be read. docs/design/0010-compatibility.md says when there is one.
 constexpr std::array<std::string_view, 2> kUnderstood = {"weighed", "keys"};
 
@@ -286,7 +286,7 @@ Manifest Parse(const OrderedJson& json) {
   return manifest;
 }
 
-// What must match before the rest is read at all.
+// Checks the fields that must match before the rest is read at all.
 Status CheckFormat(const OrderedJson& json) {
   const auto refuse = [](const std::string& field, const std::string& is, const std::string& want) {
     return Status(Code::kRejected,

@@ -40,7 +40,7 @@ class EMBERTIDE_THREAD_ATTRIBUTE(capability("mutex")) Mutex {
 class EMBERTIDE_THREAD_ATTRIBUTE(scoped_lockable) MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) EMBERTIDE_ACQUIRES(mutex) : mutex_(mutex) { mutex_.lock(); }
-  // Of a mutex that the caller has taken, by try_lock.
+  // Takes over a mutex that the caller has taken, by try_lock.
   MutexLock(Mutex& mutex, std::adopt_lock_t) EMBERTIDE_REQUIRES(mutex) : mutex_(mutex) {}
   ~MutexLock() EMBERTIDE_RELEASES() { mutex_.unlock(); }
   MutexLock(const MutexLock&) = delete;

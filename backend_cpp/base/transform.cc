@@ -29,7 +29,7 @@ double Log1p(double x) {
   constexpr double kLn2Upper = 6.93147180369123816490e-01;
   constexpr double kLn2Lower = 1.90821492927058770002e-10;
   const double sum = 1 + x;
-  // What that sum was rounded by; log(sum + lost) is log(sum) + lost / sum.
+  // The amount that the sum was rounded by; log(sum + lost) is log(sum) + lost / sum.
   const double lost = x < 1 ? x - (sum - 1) : 1 - (sum - x);
   int exponent = 0;
   double fraction = std::frexp(sum, &exponent);

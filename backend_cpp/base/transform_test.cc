@@ -22,7 +22,7 @@ std::string File(const std::string& columns) {
   return R"({"format":1,"columns":[)" + columns + "]}";
 }
 
-// What one column of one step makes of values.
+// The results of one column of one step for values.
 std::vector<float> Applied(const std::string& step, std::vector<float> values) {
   Result<Transforms> transforms = Transforms::Parse(File(Column(step)));
   EXPECT_TRUE(transforms.ok()) << transforms.status().ToString();

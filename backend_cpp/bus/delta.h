@@ -19,7 +19,7 @@
 
 namespace embertide {
 
-// Of a RowBatch, on the bus and in a file.
+// Bytes of a RowBatch, on the bus and in a file.
 inline constexpr uint32_t kMaxBatchBytes = 1U << 20;
 
 // A version's name. Ordered by number: numbers rise across lineages.

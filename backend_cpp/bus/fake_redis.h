@@ -64,7 +64,7 @@ class FakeRedis {
     streams_.clear();
     strings_.clear();
   }
-  // What SET is answered from now on; empty: it is done.
+  // Sets the answer to SET from now on; empty: it is done.
   void Refuse(const std::string& refusal) {
     const std::lock_guard lock(mutex_);
     refusal_ = refusal;

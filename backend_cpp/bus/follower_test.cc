@@ -271,7 +271,7 @@ TEST_F(FollowerTest, AHarmedDeltaFileIsPassedByTheNextSnapshot) {
   EXPECT_EQ(sink_->newest(), VersionId({3, 1}));
   publication_.WriteSnapshot({6, 1});
   ASSERT_TRUE(sink_->WaitFor({7, 1}));
-  // Of version 4 nothing was staged, not even the file that is whole.
+  // Nothing of version 4 was staged, not even the file that is whole.
   EXPECT_EQ(sink_->log(), Log({"stage 2 0:0 v2", Commit({2, 1}), "stage 3 0:0 v3", Commit({3, 1}),
                                "load " + FolderName({6, 1}), "stage 7 0:0 v7", Commit({7, 1})}));
 }

@@ -245,7 +245,7 @@ Status RedisConnection::Failed(const char* what) const {
   return {Code::kDeviceError, Says(what, context_->errstr)};
 }
 
-// Of a send or a receive that gave -1.
+// The status of a send or a receive that gave -1.
 Status RedisConnection::Lost(const char* what) const {
   const bool late = errno == EAGAIN || errno == EWOULDBLOCK;
   const std::string why = late ? "nothing came in time" : std::strerror(errno);

@@ -45,7 +45,7 @@ struct StreamEntry {
 
 // One reply. A batch is at most 1 MiB, a commit 4 MiB; what is longer is not ours.
 inline constexpr size_t kMaxReplyBytes = size_t{16} << 20;
-// What of several replies may be under way in Redis and the network.
+// Bytes of several replies that may be under way in Redis and the network.
 inline constexpr size_t kMaxBytesInFlight = size_t{8} << 20;
 
 class RedisConnection {

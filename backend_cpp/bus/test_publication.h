@@ -24,7 +24,7 @@ std::string Raw(T value) {
   return {reinterpret_cast<const char*>(&value), sizeof(value)};
 }
 
-// What one version changes in one bucket; `records` need not be real ones.
+// The change of one version in one bucket; `records` need not be real ones.
 struct TestChange {
   uint32_t table = 0;
   uint32_t bucket = 0;

@@ -120,7 +120,7 @@ void PagePool::FillAtOnce(bool fill) {
 // Makes a region of which no page is used a huge page, if the system has one.
 void PagePool::BeginHuge(uint32_t at) {
   std::byte* first = base_ + at * kHugePageBytes;
-  // What lies there of a filled region whose pages were all given back would keep it from that.
+  // Remains of a filled region whose pages were all given back would keep it from that.
   madvise(first, kHugePageBytes, MADV_DONTNEED);
   madvise(first, kHugePageBytes, MADV_HUGEPAGE);
   regions_[at].huge = TouchHuge(first);
@@ -128,7 +128,7 @@ void PagePool::BeginHuge(uint32_t at) {
   madvise(first, kHugePageBytes, MADV_NOHUGEPAGE);
 }
 
-// Of a region that was filled, what is not used.
+// Returns the memory of a filled region that is not used.
 void PagePool::ReturnUnused(uint32_t at) {
   Region& region = regions_[at];
   if (region.whole == FullMask()) return;

@@ -48,7 +48,7 @@ class PagePool {
   // All pages come from this NUMA node. To be called before the first is taken. Errors are those of
   // BindMemory.
   Status Bind(uint32_t numa_node);
-  // Of page 0; null: the system had no addresses.
+  // The address of page 0; null: the system had no addresses.
   std::byte* base() const { return base_; }
   // A page of zeros; null when all are taken. One that is not to be written to `whole` keeps its
   // region from becoming a huge page.
@@ -61,7 +61,7 @@ class PagePool {
   // No page from here on was ever taken.
   uint32_t pages_seen() const { return seen_; }
   uint32_t pages_used() const { return used_; }
-  // Of the table of regions.
+  // Bytes of the table of regions.
   uint64_t directory_bytes() const { return regions_.size() * sizeof(Region); }
   // Any thread.
   uint64_t huge_bytes() const { return huge_.load(std::memory_order_relaxed) * kHugePageBytes; }

@@ -67,7 +67,7 @@ TEST(PagePoolTest, TheLowestFreePageIsTakenAndIsZeros) {
   }
 }
 
-// What /proc/self/numa_maps says of the ranges that begin in [first, end).
+// The policies that /proc/self/numa_maps has for the ranges that begin in [first, end).
 std::vector<std::string> PoliciesIn(const std::byte* first, const std::byte* end) {
   std::vector<std::string> policies;
   std::ifstream maps("/proc/self/numa_maps");
@@ -177,7 +177,7 @@ TEST(PagePoolTest, APoolThatIsFilledAtOnceHasHugePagesAndReturnsTheRest) {
   const auto filled = Filled(4, kPagesOfHuge + 3);
   PagePool& pool = *filled;
   EXPECT_EQ(pool.huge_bytes(), has ? 2 * kHugePageBytes : 0) << "the second from its first page on";
-  // What was given back meanwhile is zeros when it is taken again, by whatever memory.
+  // A page that was given back meanwhile is zeros when it is taken again, by whatever memory.
   pool.Give(pool.base() + kPageBytes);
   EXPECT_EQ(pool.huge_bytes(), has ? kHugePageBytes : 0);
   std::byte* again = pool.Take();

@@ -49,7 +49,7 @@ constexpr uint32_t SlabPageBytes(uint64_t budget_bytes) {
 inline constexpr uint32_t kSlotUnitBytes = 8;
 // A slot of at least 16 bytes keeps ordinals within the 16 bits of a link.
 inline constexpr uint32_t kMinSlotBytes = 16;
-// Of the slots of a payload's class.
+// Bytes of the slots of a payload's class.
 constexpr uint32_t SlotBytesOf(uint32_t payload_bytes) {
   return std::max((payload_bytes + kSlotUnitBytes - 1) / kSlotUnitBytes * kSlotUnitBytes,
                   kMinSlotBytes);
@@ -71,13 +71,13 @@ class SlabArena {
 
   // Slots are less than this.
   uint64_t slots() const { return max_pages_ << page_slot_bits_; }
-  // Of slot 0; never moves.
+  // The address of slot 0; it never moves.
   std::byte* base() const { return pool_.base(); }
   static std::byte* AddressOf(std::byte* base, uint64_t slot) {
     return base + slot * kSlotUnitBytes;
   }
   std::byte* Address(uint64_t slot) const { return AddressOf(base(), slot); }
-  // Of payload, the class of the slot. Any thread, as Address.
+  // Bytes of payload that the slot's class holds. Any thread, as Address.
   uint32_t SlotBytes(uint64_t slot) const {
     return pages_[PageOf(slot)].load(std::memory_order_acquire)->slot_bytes;
   }

@@ -4,7 +4,7 @@
 //   {"format": 1, "dense_features": D, "embedding_dim": E,
 //    "parameters": [{"name": n, "shape": [..]}, ..]}            in the order of the graph's inputs
 // The graph's inputs are dense_BD, embeddings_BE and then the parameters; its output is score_B.
-// Of a net of several heads "format" is 2, "heads" their number, and the outputs one score_B each.
+// A net of several heads has "format": 2, "heads": their number, and as outputs one score_B each.
 // With "one_sample": true there is a second program of that name, of the same inputs, which is fast
 // for one sample and takes no more (trainer/model/one_sample.py).
 // With "products": n there is a program "products" of the same inputs, whose larger products are
@@ -200,8 +200,8 @@ void UseThisThreadAlone() {
 int Open(const char* package, EmbertideDenseProgram** out, EmbertideDenseShape* shape, char* error,
          size_t capacity) {
   return Guard(error, capacity, [&] {
-    // Of packages that torch unpacks at once, one may get another one's description or none: models
-    // of one server are loaded by several threads.
+    // Packages that torch unpacks at once may get one another's description or none: models of one
+    // server are loaded by several threads.
     static std::mutex unpacking;
     const std::lock_guard lock(unpacking);
     UseThisThreadAlone();

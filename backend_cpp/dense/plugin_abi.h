@@ -73,7 +73,7 @@ struct EmbertideDensePlugin {
                       size_t capacity);
 };
 
-// What EMBERTIDE_DENSE_ENTRY names.
+// The type of the function that EMBERTIDE_DENSE_ENTRY names.
 typedef const struct EmbertideDensePlugin* (*EmbertideDenseEntry)(void);
 
 #ifdef __cplusplus

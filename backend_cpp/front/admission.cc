@@ -4,10 +4,10 @@ namespace embertide::front {
 namespace {
 
 constexpr const char* kAdminKey = "triton-grpc-protocol-embertide-admin";
-// What gRPC calls the other end of a Unix socket.
+// The beginning of gRPC's name for the other end of a Unix socket.
 constexpr std::string_view kUnix = "unix:";
 
-// Of ipv4:1.2.3.4:567 or ipv6:[::1]:567, escaped; of a Unix socket all of it.
+// The address in ipv4:1.2.3.4:567 or ipv6:[::1]:567, escaped; all of a Unix socket's name.
 std::string AddressOf(const std::string& peer) {
   return peer.starts_with(kUnix) ? peer : peer.substr(0, peer.rfind(':'));
 }

@@ -135,7 +135,7 @@ class Core {
   void Log(TRITONSERVER_LogLevel level, const std::string& line) const;
 
   bool IsReady() const;
-  // What Triton says of something, as JSON. `ask` calls one of Triton's calls that make a message.
+  // A message of Triton about something, as JSON. `ask` calls one of its calls that make a message.
   template <typename Ask>
   grpc::Status Json(const Ask& ask, std::string* json) const {
     TRITONSERVER_Message* message = nullptr;

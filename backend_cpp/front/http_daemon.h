@@ -1,4 +1,4 @@
-// What our listeners over HTTP share, by GNU libmicrohttpd: how one is started, and how one
+// The common part of our listeners over HTTP, by GNU libmicrohttpd: how one is started, and how it
 // answers. Each has one thread; connections, their memory and their silence are bounded.
 #pragma once
 

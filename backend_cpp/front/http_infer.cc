@@ -120,7 +120,7 @@ grpc::ByteBuffer BytesOf(const Message& message) {
   return bytes;
 }
 
-// What gRPC has answered, as HTTP answers it.
+// The answer of gRPC, as HTTP gives it.
 Answer AnswerOf(Verb verb, const grpc::Status& status, grpc::ByteBuffer* bytes) {
   if (!status.ok()) return Refusal(status);
   grpc::Status read;

@@ -1,4 +1,4 @@
-// What Triton has answered to an inference, as the caller gets it.
+// The answer of Triton to an inference, as the caller gets it.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>

@@ -42,7 +42,7 @@ class InferLane {
   struct Options {
     uint32_t max_calls = 4096;               // at work at once
     uint64_t max_bytes = uint64_t{1} << 30;  // of requests and answers of these
-    // Of these, those of one caller; 0: half of all.
+    // Bounds for one caller within these; 0: half of all.
     uint32_t max_calls_of_one = 0;
     uint64_t max_bytes_of_one = 0;
   };

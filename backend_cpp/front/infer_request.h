@@ -1,4 +1,4 @@
-// What a ModelInfer asks, as Triton takes it.
+// The request of a ModelInfer, as Triton takes it.
 #pragma once
 
 #include <grpcpp/support/status.h>

@@ -45,14 +45,14 @@ constexpr std::array<Look, 10> kLooks = {{{"ServerLive", Right::kAsk},
                                           {"RepositoryModelLoad", Right::kOperate},
                                           {"RepositoryModelUnload", Right::kOperate}}};
 
-// What Triton's core says of servers that it is part of, and this one has not.
+// Whether an extension is one that Triton's core names but this server does not have.
 bool IsAbsent(const std::string& extension) {
   constexpr std::array<std::string_view, 5> kAbsent = {"classification", "system_shared_memory",
                                                        "cuda_shared_memory", "trace", "logging"};
   return std::ranges::find(kAbsent, extension) != kAbsent.end();
 }
 
-// What Triton says in JSON, as a message. Fields that the message lacks are left out: a newer
+// Reads JSON of Triton as a message. Fields that the message lacks are left out: a newer
 // Triton may say more.
 grpc::Status FromJson(const std::string& json, google::protobuf::Message* message) {
   google::protobuf::util::JsonParseOptions options;

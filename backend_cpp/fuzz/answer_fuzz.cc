@@ -1,4 +1,4 @@
-// What a peer may answer, over gRPC as it does: the asker gives rows, defaults or an error, and
+// Answers of a peer, over gRPC as it gives them: the asker gives rows, defaults or an error, and
 // values that are of the answer.
 //
 //   input: [u8 results], then for each: [u8 refusal][u8 n][n sources][u8 n][n bytes of rows]

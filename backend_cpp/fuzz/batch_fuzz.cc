@@ -29,7 +29,7 @@ StoreOptions Options() {
 
 using Rows = std::map<uint64_t, std::string>;  // key -> its record
 
-// What records make of the rows; false if they are no records of the bucket.
+// Applies records to the rows; false if they are no records of the bucket.
 bool Apply(const TableConfig& table, uint32_t bucket, std::string_view records, Rows* rows) {
   std::span<const std::byte> rest = std::as_bytes(std::span(records));
   Rows next = *rows;

@@ -1,4 +1,4 @@
-// What a stranger sends to the ports of a node, as bytes of a connection: no call gets through
+// Bytes that a stranger sends to the ports of a node on a connection: no call gets through
 // without the token or a certificate, every connection that hangs up is ended by the node too, the
 // node goes on answering those who may call, and its memory stays within a bound.
 //
@@ -39,7 +39,7 @@ constexpr size_t kOpen = 128;
 // From hanging up until the node has ended a connection, on a machine with other work.
 constexpr int kEndMs = 60'000;
 constexpr size_t kMostAnswer = 64 << 10;  // bytes that a stranger is sent
-// What is allocated in this process: the node, its connections, the fuzzer's own corpus.
+// Memory allocated in this process: the node, its connections, the fuzzer's own corpus.
 constexpr size_t kMostAllocated = 96 << 20;
 
 // Is called by those alone who may.

@@ -1,4 +1,4 @@
-// What libFuzzer calls. Seeds become a corpus in a folder of this process.
+// The functions that libFuzzer calls. Seeds become a corpus in a folder of this process.
 #include "fuzz/fuzz.h"
 
 #include <fcntl.h>
@@ -18,7 +18,7 @@ std::string MakeFolder() {
   return std::string(parent) + "/embertide-fuzz-" + std::to_string(getpid());
 }
 
-// What libFuzzer was told in its arguments.
+// The arguments that libFuzzer was given.
 std::string artifact_prefix = "./";
 bool replays = false;
 

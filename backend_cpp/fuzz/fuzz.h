@@ -38,7 +38,7 @@
 
 namespace embertide::fuzz {
 
-// What each target defines. `Run` gets any bytes, one call at a time.
+// The functions that each target defines. `Run` gets any bytes, one call at a time.
 std::vector<std::string> Seeds();
 void Run(std::string_view input);
 

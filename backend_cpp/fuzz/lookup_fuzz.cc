@@ -1,5 +1,5 @@
-// What peers and tools ask a node, over gRPC as they do: a call is refused as a whole or answered
-// in full, and the node goes on answering.
+// Calls of peers and tools to a node, over gRPC as they make them: a call is refused as a whole or
+// answered in full, and the node goes on answering.
 //
 //   input: [u8 what][LookupRequest or ReadRequest or ExplainRequest]
 #include "fuzz/fuzz.h"

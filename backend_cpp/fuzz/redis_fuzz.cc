@@ -1,4 +1,4 @@
-// What a Redis may answer: any bytes are entries or an error, and never more entries than they can
+// Answers of a Redis: any bytes are entries or an error, and never more entries than they can
 // hold.
 //
 //   input: what the server says after the connection's first PING was answered

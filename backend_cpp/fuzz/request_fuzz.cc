@@ -81,7 +81,7 @@ const Manifest& Changed() {
   return kMade;
 }
 
-// What is brought into today's columns has their number of bags, and no key that was not sent.
+// A request brought into today's columns has their number of bags, and no key that was not sent.
 void CheckBrought(const triton::Bags& bags, std::span<const float> weights,
                   std::span<const float> dense) {
   static const FormerLayouts kLayouts =

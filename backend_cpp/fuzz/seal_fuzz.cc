@@ -115,7 +115,7 @@ void Run(std::string_view input) {
   std::vector<SealPart> parts;
   std::vector<std::vector<SealedSegment>> segments;
   if (!ReadAll(file.size(), segments_at, &parts, &segments).ok()) return;
-  // What was read is what is written, but for how segments are cut into frames.
+  // The file that was read is written again as it is, but for how segments are cut into frames.
   SealInfo info = Info();
   const std::string again = WriteAll(parts, segments, &info);
   EMBERTIDE_CHECK(info.segments_at == segments_at);

@@ -39,7 +39,7 @@ HbmBatch::HbmBatch(HbmCache* cache, uint32_t lane)
     : cache_(cache), lane_(lane), parts_(cache->devices()) {}
 
 HbmBatch::~HbmBatch() {
-  // Of a batch that was given up half way; an error has been told or does not matter any more.
+  // The batch was given up half way; an error has been told or does not matter any more.
   if (under_way_) static_cast<void>(Collect());
 }
 

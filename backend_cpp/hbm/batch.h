@@ -50,10 +50,10 @@ class HbmBatch {
 
   size_t keys() const { return places_.size(); }
   bool Hit(size_t k) const { return (AnswerOf(k) & kHit) != 0; }
-  // Of a key that hit.
+  // The live mask of a key that hit.
   uint16_t Live(size_t k) const { return static_cast<uint16_t>(AnswerOf(k)); }
-  // What answers key k, which did not hit; copied. kRow: a payload; kSums: dim doubles; kFloats:
-  // the default row, and kNothing: no payload.
+  // Gives the answer for key k, which did not hit; copied. kRow: a payload; kSums: dim doubles;
+  // kFloats: the default row, and kNothing: no payload.
   void Give(size_t k, HbmRefKind kind, uint16_t live, const std::byte* payload);
   // Requires: every key hit or was given.
   Status Pool();

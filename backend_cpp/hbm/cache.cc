@@ -9,9 +9,9 @@
 namespace embertide {
 namespace {
 
-// Of the budget, what batches may take: their output and what missed goes through it.
+// Batches may take one part in this of the budget: their output and what missed goes through it.
 constexpr uint64_t kLanesShare = 8;
-// Of the budget, what one fill may bring.
+// One fill may bring one part in this of the budget.
 constexpr uint64_t kFillShare = 64;
 constexpr uint32_t kMaxBatchKeys = 16384;
 constexpr uint32_t kMinBatchKeys = 32;
@@ -45,7 +45,7 @@ class Carver {
 
 HbmCache::~HbmCache() {
   for (const auto& shard : shards_) {
-    // What is under way uses memory that goes now. An error changes nothing any more.
+    // Work that is under way uses memory that goes now. An error changes nothing any more.
     static_cast<void>(shard->device->Wait(shard->stream));
   }
 }

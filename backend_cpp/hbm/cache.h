@@ -104,7 +104,7 @@ class HbmCache {
  private:
   friend class HbmBatch;
   friend class HbmLanes;
-  // What one batch goes through on one device: on the device, and on the host for the copies.
+  // Memory that one batch goes through on one device: there, and on the host for the copies.
   struct Lane {
     uint32_t stream = 0;
     struct Side {

@@ -198,7 +198,7 @@ TEST_P(HbmDeviceTest, ARowIsFoundByItsKeyAndTableForItsVersionsAlone) {
   EXPECT_EQ(FromDevice(answers, count), std::vector<uint32_t>(count, 0));
 }
 
-// What a bag must be, by the row codec on this host.
+// The values that a bag must have, by the row codec on this host.
 class Oracle {
  public:
   Oracle(const RowLayout& layout, const HbmBag& bag) : layout_(layout), bag_(bag) {

@@ -188,7 +188,7 @@ __device__ void LoadElements(const std::byte* at, float (&values)[kWidth]) {
   }
 }
 
-// What one lane reads of every row: kWidth dimensions of one chunk.
+// The part of every row that one lane reads: kWidth dimensions of one chunk.
 struct Place {
   uint32_t dimension;
   uint32_t chunk;

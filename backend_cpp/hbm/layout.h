@@ -1,4 +1,4 @@
-// What lies in the memory of an HBM device, as the host, the twin and the kernels read it alike.
+// The memory of an HBM device, as the host, the twin and the kernels read it alike.
 //
 // A device's cache is set-associative: a set has 32 ways, one for each lane of a warp. A key's hash
 // chooses its set; a way holds a row that is valid for the versions [since, until):
@@ -61,7 +61,7 @@ struct HbmDirectory {
   uint32_t sets = 0;
 };
 
-// What a kernel needs of a table.
+// A table, as far as a kernel needs it.
 struct HbmTable {
   uint32_t dim = 0;
   uint16_t chunks = 0;

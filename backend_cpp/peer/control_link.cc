@@ -100,8 +100,8 @@ struct ControlLink::Impl {
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-    // What a try may take at least, 20 s by default: one to an address that nobody has any more
-    // says nothing for as long.
+    // The least time for a try, 20 s by default: one to an address that nobody has any more says
+    // nothing for as long.
     arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);
     // A connection of its own each time: the one before may lead to a process that has stopped.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);

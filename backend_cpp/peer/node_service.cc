@@ -58,7 +58,7 @@ Deadline DeadlineOf(const grpc::ServerContextBase& context) {
   return left > std::chrono::hours(24) ? kNoDeadline : DeadlineAfter(left);
 }
 
-// What a call is for, and so who may make it.
+// The purpose of a call, which says who may make it.
 enum class Door : uint8_t { kLookup, kRead, kLook };
 
 bool MayPass(const Identity& who, Door door) {
@@ -120,9 +120,9 @@ class Service final : public grpc::CallbackGenericService {
 
  private:
   friend class ServedCall;
-  // Of calls that may wait; more than these wait for one.
+  // Threads for calls that may wait; more such calls than these wait for one.
   static constexpr uint32_t kThreads = 64;
-  // Of lookups, where they may wait for an SSD.
+  // Threads for lookups, where they may wait for an SSD.
   static constexpr uint32_t kLookupThreads = 8;
 
   static TaskReport* ReportOf(const NodeServerOptions& options) {

@@ -1,4 +1,4 @@
-// What strangers get of a node's server.
+// The answers that strangers get from a node's server.
 #include "peer/node_service.h"
 
 #include <grpcpp/generic/generic_stub.h>

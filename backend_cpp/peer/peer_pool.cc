@@ -107,7 +107,7 @@ struct Peer {
   bool beat_under_way = false;
   bool beat_again = false;   // as soon as that one is over
   bool beat_wanted = false;  // by a claim
-  // What is known of it. One that was never heard of is asked, for as long as beats may be missed.
+  // The peer as known. One that was never heard of is asked, for as long as beats may be missed.
   bool heard_of = false;
   bool lives = false;
   PeerPool::Range range;
@@ -233,7 +233,7 @@ void PeerPool::Impl::Missed(Peer* peer) {
   ++stats.deaths;
 }
 
-// What is under way on the old connection goes on there.
+// Calls under way on the old connection go on there.
 void PeerPool::Impl::Redial(Peer* peer) {
   const std::scoped_lock lock(mutex, peer->mutex);
   const auto now = Clock::now();
@@ -394,7 +394,7 @@ void PeerPool::Impl::SendWaiting(const std::shared_ptr<Peer>& peer, bool now) {
       if (peer->calls >= kCallsAtOnce && !due) return;
       call = std::make_shared<Call>();
       call->peer = peer;
-      // What throws here leaves every part where it waits.
+      // An exception here leaves every part where it waits.
       const size_t most = std::min<size_t>(peer->waiting.size(), kMaxPartsACall);
       call->parts.reserve(most);
       call->request.mutable_parts()->Reserve(static_cast<int>(most));
@@ -451,7 +451,7 @@ void PeerPool::Impl::Beat(const std::shared_ptr<Peer>& peer, bool again) {
   {
     const std::lock_guard lock(peer->mutex);
     if (peer->beat_under_way) {
-      // What it carries may be older than what is to be told now.
+      // The beat under way may carry older news than what is to be told now.
       peer->beat_again = peer->beat_again || again;
       return;
     }
@@ -519,7 +519,7 @@ PeerPool::PeerPool(PeerPoolOptions options, std::function<v1::VersionRange()> ve
   impl_->epoch = std::move(epoch);
   impl_->next_wait = impl_->options.beat_every;
   TaskBoard* const board = impl_->options.tasks;
-  // Of what fails on gRPC's threads; that a beat goes out heals it.
+  // The report of failures on gRPC's threads; that a beat goes out heals it.
   impl_->report = (board == nullptr ? TaskBoard::OfProcess() : *board).Of("peers");
   impl_->task = std::make_unique<BackgroundTask>(
       TaskOptions{.name = "peers", .board = board, .longest_back_off = kLongestBackOff},

@@ -40,8 +40,8 @@ struct PeerPoolOptions {
   std::chrono::milliseconds beat_every{100};
   uint32_t dead_after_beats = 5;
   std::chrono::microseconds coalesce{200};
-  // Of questions and the answers they may get, waiting or under way; further parts fail. What finds
-  // nothing before it is always sent.
+  // Bytes of questions and the answers they may get, waiting or under way; further parts fail. A
+  // part that finds nothing before it is always sent.
   size_t max_bytes_a_peer = 256 << 20;
   TaskBoard* tasks = nullptr;  // OPTIONAL: told how the thread of the beats is doing
 };
@@ -67,7 +67,7 @@ struct PeerStats {
   std::atomic<uint64_t> redials{0};  // connections made anew, as the peer was dead
 };
 
-// What was asked of one peer, and answered, since the start; beats excluded.
+// The questions to one peer, and its answers, since the start; beats excluded.
 struct PeerTraffic {
   struct Table {
     uint64_t keys = 0;

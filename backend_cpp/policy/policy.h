@@ -57,7 +57,7 @@ struct PolicyOptions {
   // counted in a sketch of 8 bytes a slot: "lru:2".
   std::string name = "reuse-density";
   uint32_t capacity = 0;  // slots; 1 to 2^28
-  // What the caller knows; called during Touch, Admit and Evict, and never after the policy's end.
+  // The caller's keys; called during Touch, Admit and Evict, and never after the policy's end.
   KeyOf key_of;
 };
 

@@ -1,4 +1,4 @@
-// What every policy promises, and what only some do.
+// The promises of every policy, and those of some alone.
 #include "policy/policy.h"
 
 #include <gtest/gtest.h>

@@ -157,7 +157,7 @@ class Densities {
     double held = 0;
     double best_hits = 0;
     double best_held = 1;
-    // What comes after the last of them is nothing.
+    // Bins after all rows were asked for add nothing.
     constexpr double kAllAskedFor = 1e-9;
     for (uint32_t b = from; b + 1 < kBins && stays > kAllAskedFor; ++b) {
       const double asked = stays * hazard[b];
@@ -247,7 +247,7 @@ class ReuseDensity final : public Policy {
     }
   };
   Row First() const { return {now_, kLong.one, kRecent.one, 0}; }
-  // What a row or a ghost is after one more access, now.
+  // A row or a ghost after one more access, now.
   Row Counted(const Row& row) const {
     const auto age = static_cast<float>(Age(row));
     const auto more = [&](uint32_t count, float decay, const CountForm& form) {
@@ -263,7 +263,7 @@ class ReuseDensity final : public Policy {
   }
   static uint32_t TagOf(uint64_t hash) { return hash & 0xfff; }
   Set& SetOf(uint64_t hash) { return ghosts_[(hash >> 32) * ghosts_.size() >> 32]; }
-  // What a key that is asked for is by now. Its ghost, if there is one, ends.
+  // The row of a key that is asked for, as of now. Its ghost, if there is one, ends.
   Row Recall(uint64_t key) {
     const uint64_t hash = HashKey(key);
     for (Row& ghost : SetOf(hash).ghosts) {

@@ -1,4 +1,4 @@
-// What the binding files share: errors, tables, spans. Private to this folder.
+// The common part of the binding files: errors, tables, spans. Private to this folder.
 //
 // The bindings translate and nothing else: every rule stands in the C++ they call. A Status that is
 // not ok becomes embertide._store.StoreError with the attribute `code`.

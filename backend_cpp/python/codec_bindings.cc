@@ -146,7 +146,7 @@ std::optional<std::pair<uint16_t, size_t>> FindRecord(const RowLayout& layout,
   return std::nullopt;
 }
 
-// How many rows have 0, 1, ... `chunks` live chunks.
+// The numbers of rows that have 0, 1, ... `chunks` live chunks.
 std::vector<uint64_t> CountLive(const RowLayout& layout, const py::bytes& records) {
   std::vector<uint64_t> rows(layout.chunks + 1);
   for (std::span<const std::byte> rest = BytesIn(records); !rest.empty();) {
@@ -207,8 +207,8 @@ py::bytes MergeRecords(const RowLayout& layout, const py::bytes& base,
   return BytesOut(out);
 }
 
-// What brings `keys`, which ascend, back to what they are in `state`: its records, and tombstones
-// for the keys that it lacks.
+// The records that bring `keys`, which ascend, back to what they are in `state`: its records, and
+// tombstones for the keys that it lacks.
 py::bytes RestoreRecords(const RowLayout& layout, const py::bytes& state,
                          const Array<uint64_t>& keys) {
   std::map<uint64_t, std::span<const std::byte>> rows;

@@ -34,7 +34,7 @@ std::vector<PolicyInfo> SimulatedPolicies();
 struct SimulationOptions {
   std::string policy;     // as PolicyOptions::name, of SimulatedPolicies()
   uint32_t capacity = 0;  // rows of the tier, all of one size
-  // What stands in for training, for "utility": after so many accesses a version is published, in
+  // The stand-in for training, for "utility": after so many accesses a version is published, in
   // which utility = decay * utility before + accesses since.
   uint32_t version_accesses = 50'000;
   float utility_decay = 0.9F;

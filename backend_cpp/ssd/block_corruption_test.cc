@@ -14,7 +14,7 @@ constexpr uint64_t kBlocks = 3;
 constexpr uint32_t kRowBytes = 500;
 constexpr uint32_t kTable = 3;
 
-// What a read of a block gets instead.
+// Changes the bytes that a read of a block gets.
 using Harm = std::function<void(uint64_t block, std::byte* bytes)>;
 
 class HarmfulFile : public BlockFile {

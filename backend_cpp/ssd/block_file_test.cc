@@ -222,7 +222,7 @@ TEST(SsdEngineTest, TheBestEngineIsTaken) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.Name()));
 }
 
-// What a container's default profile does.
+// The default profile of a container refuses io_uring in this way.
 TEST(SsdEngineTest, WithoutIoUringLibaioIsTaken) {
   if (!Allowed(SsdEngine::kLibaio)) GTEST_SKIP() << "libaio is refused here";
   const TestFolder folder;

@@ -87,11 +87,11 @@ struct LogBatch {
   std::vector<LogRun> runs;  // of a segment each
 };
 
-// What a seal needs to know of a segment to use it again.
+// A segment, as far as a seal needs to know it to use it again.
 struct SealedSegment {
   uint32_t number = 0;
   uint32_t salt = 0;
-  // Of the blocks that the seal names, the first and the last. Blocks are written in ascending
+  // The first and the last of the blocks that the seal names. Blocks are written in ascending
   // order: where the first is what it was, nothing after it was written over.
   uint16_t first_block = 0;
   uint16_t last_block = 0;
@@ -168,7 +168,7 @@ class BlockLog {
   void AbandonSeal();
   // Nothing is kept for any seal any more.
   void DropSeals();
-  // Of segments without a live byte, which wait for the next seal. Any thread.
+  // Bytes of segments without a live byte, which wait for the next seal. Any thread.
   uint64_t kept_bytes() const { return kept_bytes_.load(std::memory_order_relaxed); }
   // Takes over what a complete seal names, its rows aside. Requires: a new log on a file that was
   // kept. kRejected: a segment lies beyond the budget; kCorrupt naming the block that is not what

@@ -22,7 +22,7 @@ enum class Fault : uint8_t {
   kBitFlip,    // one bit of the block is another
 };
 
-// What is to go wrong, shared by a test and its files. Thread-safe.
+// The faults that are to happen, shared by a test and its files. Thread-safe.
 class Faults {
  public:
   void Put(uint64_t block, Fault fault, uint32_t bit = 0) {

@@ -29,8 +29,8 @@ class BlockDescriptor {
   const bool direct_;
 };
 
-// What `work` says of a read; an exception is kResourceExhausted: reads beside it are still on
-// their way to buffers that are to stay.
+// The status that `work` gives a read; an exception is kResourceExhausted: reads beside it are
+// still on their way to buffers that are to stay.
 template <typename Work>
 Status Guarded(const Work& work) noexcept {
   try {

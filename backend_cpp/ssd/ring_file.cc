@@ -62,7 +62,7 @@ class RingBlockFile : public BlockFile {
     return ring;
   }
 
-  // What came of a read, its bytes made whole where the system stopped short.
+  // The result of a read, its bytes made whole where the system stopped short.
   Status Finish(const ReadRing::Done& done, uint64_t block, std::byte* buffer) const {
     if (done.result == static_cast<int>(kBlockBytes)) return Status::Ok();
     const bool short_of_it = done.result >= 0 || done.result == -EINTR || done.result == -EAGAIN;

@@ -27,7 +27,7 @@ struct TlsContextDeleter {
 };
 using TlsContext = std::unique_ptr<SSL_CTX, TlsContextDeleter>;
 
-// What a client connects with: TLS 1.2 or later, the other end is proved. kInvalidArgument, naming
+// A client's context: TLS 1.2 or later, the other end is proved. kInvalidArgument, naming
 // the file and what is wrong with it: it cannot be read, is no PEM, the key is of another
 // certificate.
 Result<TlsContext> LoadTlsContext(const TlsFiles& files);

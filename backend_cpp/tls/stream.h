@@ -28,7 +28,7 @@ class TlsStream {
   // As send and recv on the socket: bytes, 0 at the end of the stream, or -1; Error says why.
   ptrdiff_t Send(const char* bytes, size_t size);
   ptrdiff_t Receive(char* bytes, size_t size);
-  // Of the last Send or Receive that gave -1.
+  // The error of the last Send or Receive that gave -1.
   std::string Error() const { return error_; }
 
  private:

@@ -96,7 +96,7 @@ std::string WhatIsServed(const NodeOptions& options) {
                                   : "snapshot " + options.snapshot;
 }
 
-// What of a snapshot a dense net cannot be given.
+// Refuses snapshots with parts that a dense net cannot be given.
 Status CheckRankable(const Node& node) {
   for (const Feature& feature : node.features()) {
     if (feature.pooling == Pooling::kNone) {

@@ -34,7 +34,7 @@ class ContextNet {
     const float* context_embeddings = nullptr;  // by context; its own columns are set
     std::span<const uint32_t> context_of;       // by sample, never descending
   };
-  // Of one thread, kept between executions.
+  // The memory of one thread, kept between executions.
   struct Memory {
     std::vector<float> context_dense;
     std::vector<float> context_embeddings;

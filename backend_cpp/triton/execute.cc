@@ -705,7 +705,7 @@ Status Executor::FillHistory(const Pinned& pinned, uint32_t number, std::span<Jo
       job->lost_keys += static_cast<uint32_t>(sequence.places.size());
     }
     if (remote_ == nullptr) continue;
-    // How many keys are too many is known once the items are asked for, too.
+    // Whether too many keys are lost is known only once the items are asked for, too.
     const FetchedRequest& fetched = Node::ResultOf(*remote_, j);
     if (fetched.status.code() == Code::kVersionGone) NoteFetched(fetched, job);
   }
@@ -727,7 +727,7 @@ void Executor::MarkUnanswered(const Job& job) const {
   }
 }
 
-// What a job needs of peers that do not answer costs the jobs beside it nothing.
+// A job that needs peers which do not answer costs the jobs beside it nothing.
 void Executor::NoteFetched(const FetchedRequest& fetched, Job* job) const {
   job->degraded_keys = fetched.degraded_keys + job->lost_keys;
   const auto keys = static_cast<double>(job->bags.keys.size());
@@ -839,7 +839,7 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs, FetchTe
   return Status::Ok();
 }
 
-// How many of these jobs, from the first on, are answered together.
+// The number of these jobs, from the first on, that are answered together.
 size_t Executor::GroupSize(std::span<Job* const> jobs) const {
   uint64_t keys = 0;
   uint64_t bytes = 0;

@@ -51,7 +51,7 @@ class Executor {
                std::span<TRITONBACKEND_Request* const> requests);
 
  private:
-  // Of a group: when its turn came, and how long its parts took (stage_names.h).
+  // The times of a group: when its turn came, and how long its parts took (stage_names.h).
   struct Stages {
     uint64_t began_ns = 0;
     uint64_t peers_ns = 0;
@@ -67,15 +67,15 @@ class Executor {
     Deadline deadline = kNoDeadline;
     uint64_t wanted = 0;  // version; 0: the newest
     Bags bags;
-    // Of a request without the columns that the node makes: what `bags` and `dense` show.
+    // Whether the request lacks the columns that the node makes: `bags` and `dense` show `whole`.
     bool own = false;
     WholeRequest whole;  // also of a request with contexts
-    // Of a request in a former layout: what `bags` and `dense` show, or `whole` is made from.
+    // The layout of a request in a former one; `bags` and `dense`, or `whole`, come from `brought`.
     const FormerLayout* former = nullptr;
     BroughtRequest brought;
     std::vector<uint32_t> lost;  // rows, by sequence: for their user no owner answered
     uint32_t lost_keys = 0;      // places of sequences that are not known for that
-    // Of bags in the answer, in floats, and its end; of a model with sequences (placed_bags.h).
+    // Places of bags in the answer, in floats, and its end; with sequences (placed_bags.h).
     std::vector<uint64_t> places;
     std::span<const float> dense;    // samples x columns of DENSE
     std::span<const float> weights;  // of the keys; empty without
@@ -92,7 +92,7 @@ class Executor {
     Stages stages;
   };
 
-  // What one thread does of an execution.
+  // The part of an execution that one thread does.
   struct Part {
     size_t first = 0;  // sample of the group
     size_t samples = 0;

@@ -8,7 +8,7 @@ using embertide::triton::FakeRequest;
 
 FakeRequest& Of(TRITONBACKEND_Request* request) { return *reinterpret_cast<FakeRequest*>(request); }
 
-// What a test that comes here has done wrong.
+// Tells what a test that comes here has done wrong.
 TRITONSERVER_Error* Impossible() {
   EMBERTIDE_CHECK(!"a fake request makes no outputs and no errors");
   return nullptr;

@@ -92,7 +92,7 @@ TEST(KeptConnectionsTest, OnlyAConnectionThatNobodyUsesIsEnded) {
   for (const Connection* each : {&fresh, &asked, &again, &elsewhere}) {
     EXPECT_FALSE(each->HasEnded());
   }
-  // What was asked is still answered, and then there is no more to wait for.
+  // A request that was sent is still answered, and then there is no more to wait for.
   again.Answer();
   EndIdleConnections(listener.port);
   EXPECT_TRUE(again.HasEnded());

@@ -145,11 +145,11 @@ constexpr FamilyInfo kFamilies[] = {
     {"embertide_hot_bytes", kGauge, "What these copies take, with their index and policy"},
 };
 
-// What is counted of requests with contexts: label `of` of embertide_contexts_total.
+// Counts of requests with contexts: label `of` of embertide_contexts_total.
 constexpr const char* kOfContexts[] = {"requests", "contexts", "candidates", "keys_saved",
                                        "candidates_in_context_program"};
 
-// What the follower counts: label `event` of embertide_bus_events_total.
+// Counts of the follower: label `event` of embertide_bus_events_total.
 struct BusEvent {
   const char* name;
   std::atomic<uint64_t> FollowerStats::* count;
@@ -170,7 +170,7 @@ constexpr BusEvent kBusEvents[] = {
     {"unnoted", &FollowerStats::unnoted},
 };
 
-// What an HBM device counts: label `event` of embertide_hbm_events_total.
+// Counts of an HBM device: label `event` of embertide_hbm_events_total.
 struct HbmEvent {
   const char* name;
   uint64_t HbmDeviceStats::* count;

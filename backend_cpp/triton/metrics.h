@@ -91,7 +91,7 @@ class ModelMetrics {
   void AddLookup(std::chrono::nanoseconds duration) const;
 
  private:
-  // What one round of publishing reads, once.
+  // The values that one round of publishing reads, once.
   struct Sample {
     StoreStats store;
     FleetStats fleet;

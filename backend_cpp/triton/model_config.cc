@@ -138,7 +138,7 @@ struct SetterMaker {
       return Status::Ok();
     };
   }
-  // What `parse` makes of a text.
+  // Sets what `parse` makes of a text.
   template <typename Parse, typename Value>
   void operator()(const Setting& setting, Parse* parse, Value* to) const {
     (*setters)[setting.name] = [setting, parse, to](const std::string& text) {

@@ -19,7 +19,7 @@ struct TensorNames {
   std::string lengths = "LENGTHS";  // HPS: NUMKEYS
   std::string weights = "WEIGHTS";
   std::string dense = "DENSE";  // ranking
-  // Of contexts, ranking; `candidates` says how many samples each has.
+  // Inputs of contexts, ranking; `candidates` says how many samples each context has.
   std::string context_keys = "CONTEXT_KEYS";
   std::string context_lengths = "CONTEXT_LENGTHS";
   std::string context_weights = "CONTEXT_WEIGHTS";
@@ -31,7 +31,7 @@ struct TensorNames {
   std::string version = "VERSION";
 };
 
-// What the names of outputs of heads beside the first begin with.
+// The beginning of the names of outputs of heads beside the first.
 inline constexpr std::string_view kScoreOf = "SCORE_";
 
 // The parameters of its requests (proto/embertide/v1/options.proto), and what they tell.

@@ -1,4 +1,4 @@
-// What a model's configuration may say, and what each refusal says.
+// The settings that a model's configuration may have, and what each refusal says.
 #include "triton/model_config.h"
 
 #include <gtest/gtest.h>

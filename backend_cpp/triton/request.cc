@@ -125,7 +125,7 @@ Refusal ParseJagged(const Tensor& keys, const Tensor& lengths, const RequestLimi
   return SumLengths(lengths, keys, bags);
 }
 
-// Of a side of a request with contexts: one key a bag.
+// Parses a side of a request with contexts: one key a bag.
 Refusal ParseSingles(const Tensor& keys, const RequestLimits& limits, const char* of, Bags* bags) {
   if (keys.shape[0] != 1) {
     return Refuse(Reason::kShape, keys.name + " has shape " + ShapeText(keys.shape) +

@@ -1,4 +1,4 @@
-// What a request may hold, and which reason each refusal has.
+// The contents that a request may have, and the reason of each refusal.
 #include "triton/request.h"
 
 #include <gtest/gtest.h>

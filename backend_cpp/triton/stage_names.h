@@ -1,4 +1,4 @@
-// What the front asks the backend for, and is told by it: when the work on a request began, and how
+// Names by which the front asks the backend, and is told, when the work on a request began, and how
 // long its parts took. The parameters go between the two in one process; callers see none.
 #pragma once
 
@@ -8,7 +8,7 @@ namespace embertide::triton {
 inline constexpr const char* kAskStages = "embertide_stages";
 // Each parameter of a response that is no caller's begins so.
 inline constexpr const char* kStagePrefix = "embertide_stage_";
-// Of the steady clock, in ns: when the group of requests that it is answered with had its turn.
+// Steady clock, in ns, when the group of requests that it is answered with had its turn.
 inline constexpr const char* kStageBegan = "embertide_stage_began_ns";
 // How long, in ns, that group's ...
 inline constexpr const char* kStagePeers = "embertide_stage_peers_ns";    // rows of peers took

@@ -1,4 +1,4 @@
-// What the benchmark's backends share (backend.cc): Triton's entry points, the parameters of a
+// The common part of the benchmark's backends (backend.cc): Triton's entry points, parameters of a
 // model, and how a request ends. Each backend defines the functions under "what a backend gives".
 #pragma once
 

@@ -81,7 +81,7 @@ std::string EndingOf(const Call& call) {
     case grpc::StatusCode::OK:
       return IsRight(*call.question, call.answer) ? "right" : "wrong";
     case grpc::StatusCode::DEADLINE_EXCEEDED:
-      // Of a plain call, after a time that no call should take.
+      // A plain call got no answer, after a time that no call should take.
       return std::strcmp(call.kind, "plain") == 0 ? "no answer" : "DEADLINE_EXCEEDED";
     case grpc::StatusCode::CANCELLED:
       return "CANCELLED";

@@ -79,7 +79,7 @@ struct Waits {
   }
 };
 
-// What the machine itself does to a thread that waits for nothing.
+// The waits that the machine itself gives a thread that waits for nothing.
 Waits Idle(uint64_t nanos) {
   Waits waits;
   Moment before = Moment::Now();

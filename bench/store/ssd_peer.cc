@@ -81,7 +81,7 @@ class ChosenFile : public BlockFile {
   std::atomic<BlockFile*> chosen_{nullptr};
 };
 
-// What a thread does until the time is over: batches of kBatch keys, answered into floats.
+// The work of a thread until the time is over: batches of kBatch keys, answered into floats.
 using Answer = std::function<void(std::span<const int64_t> keys, float* out)>;
 
 double CpuSeconds() {
