@@ -1,5 +1,5 @@
 // A version's delta folder: commit.pb, a delta file and dense tensors, each with right checksums
-// around any bytes. What is read is the same when it is written again.
+// around any bytes. A version that is read is the same when it is written again.
 //
 //   input: [u8 what][message or batches]
 #include "bus/test_publication.h"

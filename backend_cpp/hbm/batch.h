@@ -1,6 +1,6 @@
 // HbmBatch: one batch of bags on its way through the devices of an HbmCache.
 //
-// Each device probes the keys that belong to it. What it lacks the caller reads below and gives;
+// Each device probes the keys that belong to it. The caller reads its misses below and gives them;
 // then each device pools its part of every bag. A bag's home is the device of its first key: the
 // others send it their fp64 sums, which it adds after its own rows and rounds once, so a bag of one
 // device has the very bits that a pass over its keys gives, and any other is within 1 ulp of it.

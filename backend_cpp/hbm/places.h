@@ -47,8 +47,8 @@ class HbmPlaces {
   uint32_t End(uint32_t table, uint64_t key, uint64_t until);
 
   // --- a batch of rows that enter
-  // Slots given up under an epoch < `safe` are free again. What had to leave for a page that
-  // another class is short of is appended to `emptied`.
+  // Slots given up under an epoch < `safe` are free again. Rows that had to leave for a page that
+  // another class is short of are appended to `emptied`.
   void BeginBatch(uint64_t safe, std::vector<uint32_t>* emptied);
   enum class Answer : uint8_t {
     kPlaced,

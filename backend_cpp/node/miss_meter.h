@@ -4,8 +4,8 @@
 // capacities; the first half of them only warms it up.
 //
 // LoadMeter is told of all reads of every 64th key. Where these are too many for the ring to cover
-// some windows, only every 2nd, 4th, ... of the keys is kept. What hot keys, which are sampled or
-// not by chance, do to the counts is put right by the reads of all keys (SHARDS-adj).
+// some windows, only every 2nd, 4th, ... of the keys is kept. Hot keys, which are sampled or not
+// by chance, distort the counts; the reads of all keys put this right (SHARDS-adj).
 //
 // Bounded: 1 MiB. Thread-safe; a reader that would wait is not counted.
 #pragma once

@@ -635,8 +635,8 @@ Status Node::Sink::StageBucket(const std::string& snapshot, const Manifest& mani
 }
 
 // Old rows stay until the version is whole, since they are answered until then; so a snapshot needs
-// room for what it changes. How much that is, only reading it says; what it has more than the node,
-// its manifest does.
+// room for what it changes. Only reading it says how much that is; its manifest says what it has
+// more than the node.
 Status Node::Sink::Reckon(const Manifest& snapshot) const {
   std::map<std::string, uint32_t> tables;
   for (uint32_t t = 0; t < state_.manifest().tables.size(); ++t) {

@@ -114,7 +114,7 @@ class RemoteLookup {
     bool more = false;        // a key has a next owner
     size_t answer_bytes = 0;  // at most
   };
-  // A key that is in a part. Of an older round: free.
+  // A key that is in a part. One of an older round is free.
   struct Seen {
     int64_t key = 0;
     uint32_t part = 0;

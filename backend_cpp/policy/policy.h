@@ -2,7 +2,7 @@
 // the rows of one table in one tier, from nothing but the order in which keys are asked for.
 //
 // The caller owns the rows and the map from key to slot; a slot is the number of a place for a row,
-// 0 to capacity - 1. What the caller does at each access:
+// 0 to capacity - 1. The caller does this at each access:
 //
 //   row is in slot s      policy.Touch(s)
 //   row is not resident   if (!policy.Admit(key, full)) -> leave it where it lies

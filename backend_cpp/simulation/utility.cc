@@ -1,4 +1,4 @@
-// "utility": the rows that training finds most useful stay. Of a sample, the row with the least
+// "utility": the rows that training finds most useful stay. The row of a sample with the least
 // utility leaves; one that is not resident enters only if its own is larger. Knows nothing of the
 // accesses, so it is as good as the utilities are fresh.
 #include "simulation/utility.h"

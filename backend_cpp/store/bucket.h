@@ -36,7 +36,7 @@ struct RemovedKey {
   RecordKind kind;
 };
 
-// The rows of one bucket in one pool. What a lookup reads comes first, in one cache line.
+// The rows of one bucket in one pool. The part that a lookup reads comes first, in one cache line.
 struct alignas(64) Bucket {
   Bucket(RowPool* on, const Table& of, uint32_t number);
   ~Bucket();
@@ -58,7 +58,7 @@ struct alignas(64) Bucket {
     return scale_bytes + static_cast<uint32_t>(std::popcount(live)) * chunk_bytes;
   }
   ChangedCells changed;  // training: where rows with aux.changed are
-  // Training: keys removed since TakeChanges. Of several notes of a key the last counts, and none
+  // Training: keys removed since TakeChanges. The last of several notes of a key counts, and none
   // if it has a row again: those are left out once there are twice as many as `tidied`.
   std::deque<RemovedKey> removed;
   size_t tidied = 0;

@@ -10,7 +10,7 @@
 //
 // Hashes are a bijection of keys (embertide/hash.h), so an entry need hold only what its place does
 // not say of the hash: the bucket and, but for how far a key stands behind its first group, the
-// group (Cleary 1984: quotienting). Of what is left a lean entry has 21 bits beside the word and
+// group (Cleary 1984: quotienting). A lean entry has 21 of the bits left beside the word and
 // the others above its slot, which is counted in units that all slots of its table are multiples
 // of. Where a bucket has too few groups for the bits that are left, its groups are plain ones; so
 // they are where rows go by access counts, which lean entries have not, or to an SSD.

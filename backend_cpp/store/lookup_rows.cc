@@ -7,7 +7,7 @@
 
 namespace embertide {
 
-// Finds keys of one table, for peers. What is asked for again, to be kept, is no read.
+// Finds keys of one table, for peers. A key that is asked for again, to be kept, is no read.
 static Status FindForPeer(const StoreState& store, uint64_t version, uint32_t table,
                           std::span<const int64_t> keys, bool again, LookupScratch* scratch,
                           uint8_t* sources) {

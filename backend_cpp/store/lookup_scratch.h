@@ -21,8 +21,8 @@ namespace embertide {
 // all rows lie on an SSD and take a block each.
 inline constexpr size_t kChunkKeys = 2048;
 
-// One batch's working memory, kept by each thread; bounded as kChunkKeys says. What a peer's call
-// may read has a bound of its own (peer/limits.h), and what HBM lacks is at most a batch of it.
+// One batch's working memory, kept by each thread; bounded as kChunkKeys says. The reads of a
+// peer's call have a bound of their own (peer/limits.h), and the misses of HBM are a batch at most.
 struct LookupScratch {
   Finder finder;
   std::vector<double> sums;

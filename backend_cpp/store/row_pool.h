@@ -135,7 +135,7 @@ struct RowPool {
   std::unique_ptr<TierPolicy> policy;
   uint32_t least_count = 1;
   // Rows read from the SSD; with a policy, from DDR too. Appended to by readers, emptied by
-  // Maintain. What is more than `most_accesses` is dropped and counted.
+  // Maintain. Those beyond `most_accesses` are dropped and counted.
   Mutex accesses_mutex;
   size_t most_accesses = 0;
   std::vector<Access> accesses EMBERTIDE_GUARDED_BY(accesses_mutex);

@@ -1,10 +1,10 @@
 // SsdMover: rows moved to and on the SSD, and compaction: the live rows of a segment that is mostly
-// dead are written again, packed, so that the segment is free. What upkeep asks for lets go of the
+// dead are written again, packed, so that the segment is free. A move for upkeep lets go of the
 // writer lock while the drive reads and writes; a row that changed or came to be held meanwhile
 // keeps its place, and the copy is dead.
 //
-// The segment's own blocks say which rows it holds; one look at the index tells the live ones. What
-// is live yet in no entry, because its bucket or version was retired, is freed without being moved.
+// The segment's own blocks say which rows it holds; one look at the index tells the live ones. A
+// live row in no entry, because its bucket or version was retired, is freed without being moved.
 //
 // Threads: the pool's writer is held throughout, but as WithoutWriter says.
 #pragma once
@@ -43,8 +43,8 @@ class SsdMover {
       : store_(store), seals_(seals), reclaimer_(reclaimer) {}
 
   // Writes rows to the log, and whoever names their places names the new ones, but for rows that
-  // are gone, changed or held meanwhile. Returns how many moved; an error: none did. Of rows that
-  // leave DDR the last ones stay, if there is no room for the notes of all.
+  // are gone, changed or held meanwhile. Returns how many moved; an error: none did. The last
+  // of those to leave DDR stay, if there is no room for the notes of all.
   Result<size_t> Move(RowPool* pool, std::span<const Moving> rows, MoveKind kind,
                       WriterLock* writer);
   // Compacts some blocks, if options.ssd_compaction_bytes_per_s allows it.

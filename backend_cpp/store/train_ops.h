@@ -24,7 +24,7 @@ namespace embertide {
 //   [RowAux][utility: a float a chunk][t: u32, where steps are counted][a float an element, if
 //   kept]
 //
-// Utility is what it was in the step `tick`, of dead chunks too. What is kept of a dead chunk's
+// Utility is what it was in the step `tick`, of dead chunks too. The state of a dead chunk's
 // elements is zero.
 struct RowAux {
   float accumulator = 0.0F;  // row-wise Adagrad's h, row-wise Adam's v; else 0
@@ -61,8 +61,8 @@ struct TrainOps {
   // Each chunk's utility u becomes `kept` * u + what the UtilityKind says, rounded once.
   using Use = void (*)(uint32_t chunks, const ChunkSquares& squares, uint32_t accesses, double kept,
                        float* utility);
-  // Adagrad. Of each live element d, with g = scale * sums[d]: to elements[d], or `initial` where
-  // that is 0, g^2 is added, and the sum h rounded to a float; sums[d] becomes g / (sqrt(h) +
+  // Adagrad. For each live element d, with g = scale * sums[d]: g^2 is added to elements[d], or to
+  // `initial` where that is 0, and the sum h rounded to a float; sums[d] becomes g / (sqrt(h) +
   // epsilon).
   using Adagrad = void (*)(const RowLayout& layout, uint16_t live, double scale, float initial,
                            double epsilon, float* elements, double* sums);

@@ -6,7 +6,7 @@
 // DDR, so that a part's rows lie on few pages. Parts have no key in common, so several threads may
 // be at them (part_worker.h). A pool's writer is held for a turn of some parts at a time, so that
 // others get theirs. Keys without a row in DDR come last of all (late_keys.h): theirs is made, or
-// brought from the SSD. What is dealt does not depend on the threads, nor does any sum; turns are
+// brought from the SSD. The parts do not depend on the threads, nor does any sum; turns are
 // longer with more of them, for each begins and ends with all.
 #include <algorithm>
 #include <atomic>
@@ -187,7 +187,7 @@ class TableRun {
     return std::min<uint32_t>(bits, static_cast<uint32_t>(std::bit_width(of_page)) - 1);
   }
 
-  // Whether rows lie where the batch's places say. What these do not know is looked for, so that a
+  // Whether rows lie where the batch's places say. Keys that these lack are looked for, so that a
   // key is known in all its occurrences or in none. Where that is much of the batch, or places are
   // missing or no longer hold, all keys are found by the index: false.
   bool TakePlaces(const Batch& batch) {

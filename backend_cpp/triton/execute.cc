@@ -977,8 +977,8 @@ void Executor::Finish(TRITONBACKEND_ModelInstance* instance, std::span<Job> jobs
              "batch statistics");
 }
 
-// noexcept: each request must be released. What could still throw is memory for the text of an
-// error, after all else that was large has been given back.
+// noexcept: each request must be released. Only memory for the text of an error could still
+// throw, after all else that was large has been given back.
 // NOLINTNEXTLINE(bugprone-exception-escape): see above.
 void Executor::Run(TRITONBACKEND_ModelInstance* instance, std::span<Job> jobs,
                    uint64_t exec_start_ns) noexcept {

@@ -1,5 +1,5 @@
-// Our metrics on Triton's /metrics page: families of the backend, values of each model. What each
-// is called and counts stands in docs/serving.md, once more in kFamilies (metrics.cc); every value
+// Our metrics on Triton's /metrics page: families of the backend, values of each model. The name
+// and meaning of each stand in docs/serving.md, once more in kFamilies (metrics.cc); every value
 // has the label `model`.
 //
 // Labels are of closed lists and of the model's tables, devices and HBM devices, so the page is

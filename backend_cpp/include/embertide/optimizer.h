@@ -18,8 +18,8 @@
 //                    the run's: rows come at any time, and the first step of each is about lr.
 //                    Moments of a row that is not in a batch stay as they are.
 //
-// An accumulator begins at initial_accumulator. What is kept of an element (h_d, m_d) is zero while
-// its chunk is dead, so a chunk that lives again begins anew; what is kept of a row (h, v, t) goes
+// An accumulator begins at initial_accumulator. The state of an element (h_d, m_d) is zero while
+// its chunk is dead, so a chunk that lives again begins anew; the state of a row (h, v, t) goes
 // on. All of it is kept as fp32, t as an integer.
 #pragma once
 

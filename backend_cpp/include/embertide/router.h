@@ -2,8 +2,8 @@
 //
 // A rank looks at its part of a batch. Keys of one table that occur several times, in one feature
 // or in several, become one; they are sorted by the rank that owns their bucket, then by table, and
-// are within a table in the order of their first occurrence. What owners answer, rows, and what
-// they are sent later, sums of gradients, lie in the same order:
+// are within a table in the order of their first occurrence. Rows, which owners answer with,
+// and sums of gradients, which they are sent later, lie in the same order:
 //
 //   keys       [ rank 0: table 0, table 1, ... ][ rank 1: table 0, ... ] ...
 //   rows       width of the table floats for each key

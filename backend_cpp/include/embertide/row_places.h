@@ -1,7 +1,7 @@
 // RowPlaces: where a lookup found the rows of its keys, for the training step that brings their
 // gradients: it then need not look for them again.
 //
-// Nothing depends on it but time. What has moved since is looked for again, so it may be as old as
+// Nothing depends on it but time. A moved row is looked for again, so it may be as old as
 // it likes; it holds nothing in its place.
 #pragma once
 

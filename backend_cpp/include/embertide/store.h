@@ -1,6 +1,6 @@
 // Store: the tables of one node or one trainer rank, over the tiers of its devices. It has two
 // faces: ServingStore (serving_store.h), whose rows come as versions, and TrainingStore
-// (training_store.h), whose rows are learned in place. What both can do is here.
+// (training_store.h), whose rows are learned in place. This is what both can do.
 //
 //   key --HashKey--> bucket --> device (arena) --> index entry --> slot in a tier
 //
@@ -84,7 +84,7 @@ class Store {
   // SSD. Safe beside readers and writers; of two calls at once, one passes over the device that the
   // other is at.
   void Maintain();
-  // The same, of one device: for a thread at its NUMA node. What is of no device, of the first.
+  // The same, of one device: for a thread at its NUMA node. The first also does what is of none.
   void Maintain(uint32_t device);
   // Verifies every invariant of the store: free + used = capacity, the index is injective on slots,
   // budgets hold, every entry is found by its key. kCorrupt naming the first that fails.

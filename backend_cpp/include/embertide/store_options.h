@@ -133,7 +133,7 @@ struct StoreOptions {
   // Opens with the rows of the seal that lies in ssd_directory: not committed, and as of versions
   // from SealInfo::first to ::last; the caller stages again what changed in between, and commits
   // `last`. Without hold_all, the seal's buckets are then those that are held. Else the tier begins
-  // empty, and a seal that lies there is removed. Of a ServingStore.
+  // empty, and a seal that lies there is removed. For a ServingStore.
   bool open_seal = false;
   // OPTIONAL: puts something between the store and each device's file, as tests do with faults.
   std::function<std::unique_ptr<BlockFile>(std::unique_ptr<BlockFile>)> wrap_ssd;
@@ -161,8 +161,8 @@ struct StoreOptions {
   // all utilities keep over a step, more than 0 and at most 1. The default halves them in 2,000.
   UtilityKind utility = UtilityKind::kSquares;
   double utility_decay = 0.99965;
-  // Training: see Prune. Of their rows on the SSD DDR keeps a note of 10 bytes, 4 more a chunk
-  // beyond the first and 4 with counters.
+  // Training: see Prune. DDR keeps a note of each of their rows on the SSD: 10 bytes, 4 more
+  // a chunk beyond the first and 4 with counters.
   std::vector<PruneGroup> prune_groups;
   // Training: of all tables. A row takes what it keeps (optimizer.h) beside its payload, in DDR and
   // on the SSD, for dead chunks too.

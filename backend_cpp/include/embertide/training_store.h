@@ -98,11 +98,11 @@ class TrainingStore : public Store {
   // row are skipped, as are sums that are not finite; both are counted, as are sums that are
   // clipped. A value that would pass the largest of its dtype becomes that one. Bitwise repeatable,
   // and the same bits whatever the vectors of the CPU, the number of devices and the number of
-  // `threads`, the caller's among them. They are kept for the next call. Of calls at once, those of
-  // several threads go one after the other. Returns the number of rows updated. kInvalidArgument
-  // naming what is wrong with bags or options: nothing has changed. Else the error of the first key
-  // whose row could be neither made nor read (counted): all others are updated, so the call is not
-  // to be repeated.
+  // `threads`, the caller's among them. They are kept for the next call. Calls
+  // of several threads at once go one after the other. Returns the number of rows updated.
+  // kInvalidArgument naming what is wrong with bags or options: nothing has changed. Else the error
+  // of the first key whose row could be neither made nor read (counted): all others are updated, so
+  // the call is not to be repeated.
   Result<uint64_t> ApplyGradients(std::span<const BagGradients> bags, const StepOptions& options,
                                   uint32_t threads = 1);
   // Adds events to the counters of rows: the values of the table's counter chunks, C of them, the
@@ -166,7 +166,7 @@ class TrainingStore : public Store {
   Result<std::string> PruneState(uint32_t group) const;
   Status SetPruneState(uint32_t group, const std::string& state);
   // For a store that goes on with some of the rows of several: their states, whose waiting_bytes
-  // may be others. Of the keys without a row it keeps those that are worth most, for nobody can
+  // may be others. It keeps the keys without a row that are worth most, for nobody can
   // tell which of them come here; price, step, scales, what counts are worth, and the room until
   // SetPruneRoom, are those of the first. `seen`: SeenBytes counts the keys that any of them saw,
   // each once; else none, since another store counts them. kCorrupt: one is of another group;

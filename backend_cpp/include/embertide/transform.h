@@ -64,7 +64,7 @@ class Transforms {
   size_t outputs() const { return outputs_; }        // columns that the net gets
 
   // Writes the net's samples x outputs() for raw_BD, samples x inputs(). Returns how many values
-  // were missing. What is written is finite, whatever comes in.
+  // were missing. The values written are finite, whatever comes in.
   // Requires: raw_BD holds whole samples, and `out` has room for as many.
   uint64_t Apply(std::span<const float> raw_BD, float* out) const;
   // The same, where neighbouring samples of one number in `context_of` (kNoContext: of none) have
