@@ -216,6 +216,7 @@ bool Evictor::Evict(RowPool* pool, WriterLock* writer) {
 void Evictor::MoveCondemned(RowPool* pool, uint32_t entries, bool demote, WriterLock* writer) {
   std::vector<Holder> victims;
   uint64_t bytes = 0;
+  bool is_stuck = false;
   const auto move = [&](const Holder& holder, Location place) {
     if (place.tier() != TierId::kDdr || !pool->arena.Condemned(place.slot())) return;
     const Table& table = store_.tables[holder.table];
@@ -228,6 +229,7 @@ void Evictor::MoveCondemned(RowPool* pool, uint32_t entries, bool demote, Writer
       return;
     }
     if (!slot.ok()) {
+      is_stuck = !demote;
       if (!demote || !pool->GivesWay(holder.table) || IsHeld(*pool, holder)) return;
       victims.push_back(holder);
       bytes += payload;
@@ -244,9 +246,9 @@ void Evictor::MoveCondemned(RowPool* pool, uint32_t entries, bool demote, Writer
   };
   const auto visit = [&](uint32_t t, Bucket* b, uint32_t e, Location said) {
     ForEachPlace(t, b, e, said, move);
-    return bytes < kEvictBytes;
+    return bytes < kEvictBytes && !is_stuck;
   };
-  for (uint32_t passed = 0; passed < entries;) {
+  for (uint32_t passed = 0; passed < entries && !is_stuck;) {
     const uint32_t part = std::min(entries - passed, kSweepEntries);
     passed += std::max(1U, AdvanceHand(pool, &pool->packing, part, visit));
     if (!victims.empty() && !Demote(pool, victims, MoveKind::kEmptyPage, writer)) return;

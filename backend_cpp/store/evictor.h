@@ -37,7 +37,8 @@ class Evictor {
   // that enter, a batch of promotions at least, or because it has shrunk.
   uint64_t ShareLacks(const RowPool& pool, uint32_t table) const;
   // Moves the rows of condemned pages that a pass over `entries` entries meets into other pages
-  // with room; if `demote`, those that find none to the SSD, but for those that are held.
+  // with room; if `demote`, those that find none to the SSD, but for those that are held, else a
+  // row that finds none ends the pass: while DDR is full the next ones would find none either.
   void MoveCondemned(RowPool* pool, uint32_t entries, bool demote, WriterLock* writer);
   // The same in one round, which meets all rows.
   void MoveAllCondemned(RowPool* pool);

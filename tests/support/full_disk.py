@@ -86,6 +86,15 @@ def use_of(pid: int, seconds: float) -> Use:
     return Use(core=(now[0] - cpu) / passed, written=now[1] - written)
 
 
+def busier(*uses: Use) -> Use:
+    """Return the most that was used in any of some times, of each resource.
+
+    What is written beside the full folder grows with the rows of a model, so a time before the disk
+    was full says too little of the time after it: one before and one after enclose it.
+    """
+    return Use(core=max(each.core for each in uses), written=max(each.written for each in uses))
+
+
 def within(seconds: float, holds: Callable[[], bool]) -> float | None:
     """Return the seconds until it holds; None: it does not in time."""
     began = time.monotonic()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from days_of_news import CACHE, TRAINER, event_at, news
-from full_disk import Seen, fill, small_disk, use_of, within
+from full_disk import Seen, busier, fill, small_disk, use_of, within
 
 from bench.servers import BenchError
 from embertide.server.adapters.process import Child
@@ -152,10 +152,11 @@ def log(base: Path) -> Seen:
         # Progress comes every ten seconds.
         heals_s = within(_HEALS_S + 10, lambda: len(trainer.lines()) > lines)
         lives = trainer.child.alive() and within(10, lambda: trainer.version() > version)
+        otherwise = busier(before, use_of(trainer.child.pid, _FULL_S))
         result = trainer.end()
         return Seen(
-            core=full.core - before.core,
-            amplification=full.written / max(1, before.written),
+            core=full.core - otherwise.core,
+            amplification=full.written / max(1, otherwise.written),
             named=named,
             lives=bool(lives) and result["events"] == trainer.sending.sent,
             heals_s=None if heals_s is None else max(0.0, heals_s - 10),
@@ -186,10 +187,11 @@ def temporary(base: Path) -> Seen:
         named = f"{folder}" in done.stderr and "has no room" in done.stderr
         named = named and "Traceback" not in done.stderr and done.returncode == 1
         filler.unlink()
+        otherwise = busier(before, use_of(trainer.child.pid, _FULL_S))
         result = trainer.end()
         return Seen(
-            core=full.core - before.core,
-            amplification=full.written / max(1, before.written),
+            core=full.core - otherwise.core,
+            amplification=full.written / max(1, otherwise.written),
             named=named,
             lives=goes_on and result["events"] == trainer.sending.sent,
             heals_s=0.0 if goes_on else None,
