@@ -6,6 +6,7 @@
 
 #include "base/background_task.h"
 #include "base/task_faults.h"
+#include "base/thread_name.h"
 
 namespace embertide {
 
@@ -48,6 +49,7 @@ void CallThreads::Run(std::function<void()> call) {
 }
 
 void CallThreads::Work() {
+  NameThread("answers");
   std::unique_lock lock(mutex_);
   while (true) {
     ++idle_;

@@ -9,6 +9,7 @@
 
 #include "base/sleep.h"
 #include "base/task_faults.h"
+#include "base/thread_name.h"
 
 namespace embertide {
 namespace {
@@ -225,6 +226,7 @@ bool BackgroundTask::Start() noexcept {
 }
 
 void BackgroundTask::Run() noexcept {
+  NameThread(options_.name);
   const std::stop_token stop = stop_.get_token();
   auto back_off = options_.first_back_off;
   while (!stop.stop_requested()) {

@@ -100,6 +100,21 @@ TEST_F(BackgroundTaskTest, AnExceptionOfAnyKindIsReportedAndTheTaskContinueProbe
   }
 }
 
+TEST_F(BackgroundTaskTest, ItsThreadBearsItsName) {
+  char name[16] = {};
+  std::atomic<bool> read{false};
+  options_.name = "upkeep-of-device-7";
+  BackgroundTask task(options_, [&](const std::stop_token& stop) {
+    if (!read) pthread_getname_np(pthread_self(), name, sizeof(name));
+    read = true;
+    read.notify_all();
+    SleepFor(stop, milliseconds(1));
+    return Status::Ok();
+  });
+  read.wait(false);
+  EXPECT_STREQ(name, "upkeep-of-devic");
+}
+
 TEST_F(BackgroundTaskTest, ThatItFailsIsLoggedOnceAndThatItWorksAgain) {
   throws = 1;
   BackgroundTask task(options_, Counting());

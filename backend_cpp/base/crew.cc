@@ -8,6 +8,7 @@
 
 #include "base/background_task.h"
 #include "base/task_faults.h"
+#include "base/thread_name.h"
 
 namespace embertide {
 namespace {
@@ -68,7 +69,10 @@ void Crew::Start(uint32_t part) noexcept {
   Worker* const worker = workers_[part - 1].get();
   try {
     FaultAt("crew", FaultPoint::kStart);
-    worker->thread = std::thread([this, worker, part] { Serve(worker, part); });
+    worker->thread = std::thread([this, worker, part] {
+      NameThread("crew");
+      Serve(worker, part);
+    });
     if (!worker->missed) return;
     worker->missed = false;
     --missing_;
