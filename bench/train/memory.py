@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from bench import plot, report
 from bench.report import CONSOLE
@@ -30,6 +29,7 @@ from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.presets import news_model, news_rates
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.run.loop import Trainer
+from embertide.trainer.run.progress import Progress
 
 _EVENTS = 20_000_000
 _PICTURE = BUILD / "bench" / "train_memory_curve.svg"
@@ -45,6 +45,7 @@ _RUN = RunConfig(
 _SAMPLES = 400  # of a run, after equally many events
 _PARTS = 5  # of a quarter of them
 _BAR = 1.02
+_LOOK_S = 0.2  # a sample is as much later than its events, at most
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,34 +65,20 @@ class Sample:
     rows: int
 
 
-class _Sampled(Trainer):
-    """A trainer that looks at its memory each `every` events."""
-
-    def __init__(self, *arguments: Any, every: int, **options: Any) -> None:
-        self._every = every
-        self.samples: list[Sample] = []
-        super().__init__(*arguments, **options)
-
-    def _train(self, *arguments: Any) -> None:
-        super()._train(*arguments)
-        if self.state.events < self._every * (len(self.samples) + 1):
-            return
-        stats, events = self.state.rows.stats(), self.state.events
-        store = stats["ddr_payload_bytes"] + stats["index_bytes"]
-        self.samples.append(Sample(events, report.resident_bytes(), store, stats["rows"]))
-
-
 def _sample(events: int) -> list[Sample]:
     """Train on the first events and return samples; in a process of its own, for its memory."""
+    samples = list[Sample]()
+
+    def look(seen: Progress) -> None:
+        if seen.events < events // _SAMPLES * (len(samples) + 1):
+            return
+        store = seen.resident_bytes["ddr"] + seen.resident_bytes["index"]
+        samples.append(Sample(seen.events, report.resident_bytes(), store, seen.rows))
+
     with tempfile.TemporaryDirectory(dir=BUILD) as folder:
-        trainer = _Sampled(
-            _RUN,
-            Publication(Path(folder)),
-            program_cache=BUILD / "cache" / "dense",
-            every=events // _SAMPLES,
-        )
-        trainer.fit(FirstEvents(NewsSource(_NEWS), events))
-    return trainer.samples
+        trainer = Trainer(_RUN, Publication(Path(folder)), program_cache=BUILD / "cache" / "dense")
+        trainer.fit(FirstEvents(NewsSource(_NEWS), events), progress=look, every_s=_LOOK_S)
+    return samples
 
 
 def _parts(samples: Sequence[Sample], pick: Callable[[list[int]], float]) -> list[float]:

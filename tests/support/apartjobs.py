@@ -114,7 +114,7 @@ def train_apart(
         "stopped": trainer.stopped,
         "version": trainer.state.number,
         "held": trainer.state.monitor.held.hourly(),
-        "unsampled": trainer.unsampled,
+        "unsampled": trainer.steps.unsampled,
         "net": {n: v.numpy().copy() for n, v in trainer.learner.net.state_dict().items()},
     } | trainer.figures()
 

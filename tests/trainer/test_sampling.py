@@ -48,7 +48,7 @@ def figures(rate: float, folder: Path) -> tuple[Summary, int, int]:
     run = dataclasses.replace(RUN, negative_rate=rate)
     trainer = train(run, NEWS, Publication(folder))
     (summary,) = trainer.state.prequential.daily_summaries().values()
-    return summary, trainer.state.events, trainer.unsampled
+    return summary, trainer.state.events, trainer.steps.unsampled
 
 
 def test_scores_stay_the_chances_that_they_were(tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ def test_a_failed_read_comes_where_its_batch_would_and_leaves_nothing_held(
         trainer.fit(NEWS)
     assert trainer.state.events >= 16
     assert rows.store.held()[:2] == (0, 0)
-    assert len(trainer.window) == 0
+    assert len(trainer.steps.window) == 0
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -346,13 +346,13 @@ def test_on_a_slow_stream_the_window_waits_for_nothing(
     source: Any = Paced(NEWS)
     source.trainer = trainer
     lengths = collections.Counter[int]()
-    real = trainer.window.take
+    real = trainer.steps.window.take
 
     def take() -> Any:
-        lengths[len(trainer.window)] += 1
+        lengths[len(trainer.steps.window)] += 1
         return real()
 
-    trainer.window.take = take  # type: ignore[method-assign]
+    trainer.steps.window.take = take  # type: ignore[method-assign]
     trainer.fit(source)
     assert set(lengths) == {1}, "no batch waited behind another"
     assert newest_files(publication) == newest_files(wholes["plain"].publication)

@@ -53,6 +53,7 @@ from embertide.trainer.sync.row_server import by_powers
 
 _NEXT, _MEET, _MET, _REPORT, _ROUND = "next", "meet", "met", "report", "round"
 _END = "end"
+ASK_S = 0.5  # what ranks tell one another beside batches, they tell so often
 _STILL_S, _STILL_STEPS = 0.5, 4
 """A rank stands still that takes longer for a batch than this, and than so many usual ones."""
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embertide import _store
 from embertide._common.background import healths
@@ -29,15 +28,11 @@ from embertide.trainer.config.sync import check_ranks
 from embertide.trainer.data.ahead import read_ahead
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.crosses import crossed
-from embertide.trainer.data.history import extend
 from embertide.trainer.data.journal import restore_journals
-from embertide.trainer.data.labels import Resolved, split
-from embertide.trainer.data.limit import blocks, where
-from embertide.trainer.data.sampling import is_kept, weighed
+from embertide.trainer.data.limit import blocks
 from embertide.trainer.data.shared import SharedEvents
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.model.export import export_dense
-from embertide.trainer.model.learner import NotFiniteError, Prepared
 from embertide.trainer.model.own import check_program
 from embertide.trainer.model.rewrite.package import contexts_of_model
 from embertide.trainer.publish.folder import Publication, needing_room
@@ -48,19 +43,18 @@ from embertide.trainer.publish.sign import Place, SignOfLife, live_quality, refu
 from embertide.trainer.publish.snapshot import keep_program
 from embertide.trainer.publish.storage import Storage
 from embertide.trainer.publish.upload import Uploader, UploadOptions
-from embertide.trainer.run.apart import Apart, check_learner, check_supported
+from embertide.trainer.run.apart import ASK_S, Apart, check_learner, check_supported
 from embertide.trainer.run.checkpoint.checkpoint import saved_settings
 from embertide.trainer.run.checkpoint.restoring import restore
 from embertide.trainer.run.checkpoint.settings import settings
 from embertide.trainer.run.defaults import PublishSchedule
 from embertide.trainer.run.fork import Fork
 from embertide.trainer.run.hand_out import Command
-from embertide.trainer.run.handed import HandedBatches
 from embertide.trainer.run.progress import Progress, Teller, added_up
 from embertide.trainer.run.quarantine import Quarantine
 from embertide.trainer.run.resume import Resumer
+from embertide.trainer.run.steps import Steps
 from embertide.trainer.run.versions import Versions
-from embertide.trainer.run.window import Window
 from embertide.trainer.sync.channel import check_same
 from embertide.trainer.sync.ranks import Ranks
 
@@ -76,8 +70,6 @@ _DROPS = (
     "reader_waits_given_up",
 )
 
-
-_ASK_S = 0.5  # what ranks that are apart tell one another, they tell so often
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +113,7 @@ class Trainer:
     Attributes:
         state: What is learned, and up to where; of this rank, its rows.
         versions: What publishes it.
-        window: Batches that are read and not learned yet.
+        steps: What scores events and learns from them.
         uploader: What brings it to storage, on the first rank.
         stopped: Whether `fit` came to its end because `stop` was called.
         forked: What this run began with of another run or model; None: nothing.
@@ -185,7 +177,6 @@ class Trainer:
         self._teller: Teller | None = None  # of this `fit`
         self.publication = publication
         self.quarantine = Quarantine(publication.set_aside, run.most_set_aside)
-        self.unsampled = 0  # negatives that `negative_rate` left out
         self.undone_events = 0  # passed over, as a rollback undid what was learned from them
         self._skipped = PromotionRecord(publication).read().undone if skip_undone else ()
         self._source: EventSource | None = None  # of this `fit`
@@ -219,24 +210,19 @@ class Trainer:
             self._warm_start = fork.publication.path
         self._changed = start.changed  # and no version is out since
         self.learner = self.state.learner
-        self.window = Window(self.learner, run)
-        # Of many ranks every batch is asked for; of one, its rows may have to come from an SSD.
-        self._waits = self.ranks.size > 1 or (run.ssd_budget_bytes > 0 and run.negative_rate == 1)
         self._apart: Apart | None = None  # of ranks that need not be at the same step
-        self._handed: HandedBatches | None = None  # on the first of these
-        self._told_s = 0.0  # when other ranks were asked whether they are to stop
         if is_apart:
             check_learner(run, self.learner)
             self._apart = Apart(run, self.ranks, self.learner, self._channel)
-            if self._apart.hand_out is not None:
-                self._handed = HandedBatches(
-                    run,
-                    self.state,
-                    self._apart.hand_out,
-                    self.quarantine,
-                    scored=self._scored,
-                    left_out=self._leave_out,
-                )
+        self.steps = Steps(
+            run,
+            self.state,
+            ranks=self.ranks,
+            channel=self._channel,
+            quarantine=self.quarantine,
+            apart=self._apart,
+            is_stopping=self._is_stopping,
+        )
         with self._channel.together():
             if self.ranks.first:
                 for name in restore_journals(publication.path, self.state.journals):
@@ -309,7 +295,7 @@ class Trainer:
             "bytes": self.versions.publisher.stats.bytes,
             "traffic": {kind: dataclasses.asdict(t) for kind, t in self.ranks.traffic.items()},
             "apart": {} if self._apart is None else self._apart.figures(),
-            "window": self.window.figures(),
+            "window": self.steps.window.figures(),
         }
         every = self._channel.gather(mine)
         added = added_up(every)
@@ -392,7 +378,7 @@ class Trainer:
 
         def ends() -> bool:
             """What is done while there are no events; whether the run is to end."""
-            self._finish()
+            self.steps.finish()
             self.versions.wait_published()
             if self._teller is not None:
                 self._teller.idle()
@@ -409,13 +395,13 @@ class Trainer:
             self._sign or contextlib.nullcontext(),
             uploading,
             self.versions.saver,
-            read_ahead(batches, self.run.ahead_bytes, ends, self._learn_meanwhile) as ahead,
+            read_ahead(batches, self.run.ahead_bytes, ends, self.steps.learn_meanwhile) as ahead,
             contextlib.nullcontext() if self._apart is None else self._apart.running(),
         ):
             try:
                 self._fit(ahead, source, gate, progress, every_s)
             finally:
-                self.window.clear()
+                self.steps.window.clear()
                 source.leave()
                 self.versions.settle()
 
@@ -505,7 +491,7 @@ class Trainer:
                 self.versions.saver.check()
                 self._reach(int(part.ts_ms_B[0]))
                 if gate is not None:
-                    self._finish()
+                    self.steps.finish()
                     end = int(part.event_B[-1]) + 1
                     if self.ranks.first and not gate.wait(end, self._is_stopping):
                         # Other ranks are in the step already: with them it is learned.
@@ -513,13 +499,11 @@ class Trainer:
                 if shut:
                     break
                 if self._is_undone(part):
-                    self._finish()
+                    self.steps.finish()
                     self.undone_events += len(part)
                     self.state.done = part.next_offset
-                elif self.state.waiting is not None:
-                    self._join(part)
                 else:
-                    self._train(extend(self.state.histories, part))
+                    self.steps.take(part)
             if shut:
                 self.stopped = True
                 break
@@ -532,11 +516,11 @@ class Trainer:
                 self._stand(self.state.offset, after)
                 break
             self._stand(batch.next_offset, after)
-        self._finish()
+        self.steps.finish()
         self.versions.wait_published()
         self.stopped |= self._stop
         if self.state.done > begun_done:
-            self._decide_all(last_ms)
+            self.steps.decide_all(last_ms)
         took = self.state.waiting is not None and self.state.done > begun_done
         if self.state.events > begun_at or took:
             self.state.offset = (
@@ -577,7 +561,7 @@ class Trainer:
             labels={} if self.state.waiting is None else self.state.waiting.counters(),
             dropped={name: stats[name] for name in _DROPS}
             | {"uncounted_keys": self.learner.counters.uncounted}
-            | {"unsampled_negatives": self.unsampled}
+            | {"unsampled_negatives": self.steps.unsampled}
             | {"dead_letters_lost": source.dead_letters.lost},
             missing=self.learner.missing,
             set_aside=dataclasses.asdict(self.quarantine.stats),
@@ -587,7 +571,7 @@ class Trainer:
             storage_behind_s=0.0 if self.uploader is None else self.uploader.behind_s,
             traffic={kind: dataclasses.asdict(t) for kind, t in self.ranks.traffic.items()},
             apart={} if self._apart is None else self._apart.counters(),
-            window=self.window.figures(),
+            window=self.steps.window.figures(),
             background={
                 each.name: {"state": each.state, "failures": each.failures, "error": each.error}
                 for each in healths()
@@ -625,7 +609,7 @@ class Trainer:
             watermark_ms: Its time.
         """
         if self._apart is not None:
-            self._finish()
+            self.steps.finish()
             state = self.state
             origin_ms = state.origin_ms
             at = (state.done, state.offset, state.events)
@@ -647,161 +631,24 @@ class Trainer:
         number = self.state.number_at(ts_ms)
         if number <= self.state.number:
             return
-        self._finish()
+        self.steps.finish()
         if self.uploader is not None:
             self.uploader.check(self._is_stopping)
         watermark_ms = self.state.origin_ms + (number - 1) * self.run.publish_every_s * 1000 - 1
-        self._decide_all(watermark_ms)
+        self.steps.decide_all(watermark_ms)
         every = self.run.snapshot_every
         snapshot = number // every > self.state.number // every
         self._publish("snapshot" if snapshot else "delta", number, watermark_ms)
 
-    def _train(self, batch: Batch) -> None:
-        """Score a batch and learn from it; of many ranks, the one before it while its keys travel.
-
-        So it is where its rows may come from an SSD: of those that are read ahead, the oldest.
-
-        What is asked for has no part in what is learned: the order of learning is that of events.
-        """
-        if self._apart is not None:
-            self._hand_out_batch(self._apart, batch)
-            return
-        held_B = self.state.monitor.is_held_out(batch)
-        if self._waits and self.ranks.size == 1:
-            held = where(batch, held_B) if held_B.any() else None
-            learn = None if held_B.all() else batch if held is None else where(batch, ~held_B)
-            self.window.enter(batch, learn, held, self._learn_next)
-            return
-        if held_B.any():
-            self._finish()
-            held = where(batch, held_B)
-            self.state.monitor.hold_out(held, self.learner.score(held))
-            if held_B.all():
-                self.state.done = batch.next_offset
-                return
-            batch = where(batch, ~held_B)
-        if self.run.negative_rate < 1:
-            self._learn_sample(batch)
-        elif self._waits:
-            self.window.enter(batch, batch, None, self._learn_next)
-        else:
-            self._learn(self.learner.prepare(batch))
-
-    def _learn_next(self, on_rows_ready: Callable[[], None] = lambda: None) -> None:
-        """Learn the oldest batch that waits, once its rows are there.
-
-        Args:
-            on_rows_ready: As of `Learner.learn`.
-        """
-        oldest = self.window.take()
-        ready = oldest.ready.result()
-        try:
-            if oldest.held_out is not None:
-                self.state.monitor.hold_out(oldest.held_out, self.learner.score(oldest.held_out))
-            if ready is None:
-                self.state.done = oldest.whole.next_offset
-                on_rows_ready()
-            else:
-                self._learn(ready, on_rows_ready)
-        finally:
-            self.window.done(oldest)
-
-    def _learn_meanwhile(self) -> bool:
-        """Learn a batch that waits while none is there to be read; false: none waits.
-
-        Of many ranks each batch waits for the next one, so that all ranks do the same.
-        """
-        if self.ranks.size > 1 or len(self.window) == 0:
-            return False
-        self._learn_next()
-        return True
-
-    def _finish(self) -> None:
-        """Learn all batches that wait."""
-        if self._apart is not None:
-            assert self._handed is not None
-            self._handed.take(all_of_them=True)
-            self._apart.settle()
-        while len(self.window) > 0:
-            self._learn_next()
-
-    def _learn(self, ready: Prepared, on_rows_ready: Callable[[], None] = lambda: None) -> None:
-        """Score a batch, then learn from it."""
-        batch = ready.batch
-        scores = self._step(ready, on_rows_ready)
-        if scores is not None:
-            self._scored(batch, scores)
-
-    def _scored(self, batch: Batch, scores: NDArray[np.float32]) -> None:
-        """Count events whose labels are known, with the scores from before they were learned."""
-        score_B = scores if scores.ndim == 1 else scores[:, 0]
-        self.state.heads.add(batch, scores)
-        self.state.prequential.add(batch.ts_ms_B, batch.label_B, score_B)
-        self.state.monitor.add(batch, score_B)
-
-    def _step(
-        self, ready: Prepared, on_rows_ready: Callable[[], None] = lambda: None
-    ) -> NDArray[np.float32] | None:
-        """Learn a batch and return its scores; or put it aside: nothing but histories have it."""
-        batch = ready.batch
-        self.state.done = batch.next_offset
-        try:
-            scores = self.learner.learn(ready, on_rows_ready)
-        except NotFiniteError as error:
-            self.quarantine.add(batch, error.reason, kept=self.ranks.first)
-            return None
-        self.quarantine.learned()
-        self.state.events += len(batch)
-        return scores
-
-    def _learn_sample(self, batch: Batch) -> None:
-        """Score a batch, then learn from its positives and a share of the others."""
-        kept_B = is_kept(batch, self.run.negative_rate, self.run.seed)
-        score_B = np.empty(len(batch), np.float32)
-        if not kept_B.all():
-            score_B[~kept_B] = self.learner.score(where(batch, ~kept_B))
-        found_B = self._step_sample(batch, kept_B)
-        if found_B is None:
-            return
-        score_B[kept_B] = found_B
-        self._scored(batch, score_B)
-
-    def _step_sample(self, batch: Batch, kept_B: NDArray[np.bool_]) -> NDArray[np.float32] | None:
-        """Learn the events of a batch that are kept; the others are counted alone."""
-        found_B: NDArray[np.float32] | None = np.empty(0, np.float32)
-        self.state.done = batch.next_offset
-        if kept_B.any():
-            sample = weighed(where(batch, kept_B), self.run.negative_rate)
-            found_B = self._step(self.learner.prepare(sample))
-        if not kept_B.all():
-            self.learner.count(where(batch, ~kept_B))
-            self.unsampled += int((~kept_B).sum()) if self.ranks.first else 0
-        return found_B
-
     # --- ranks that are apart ---------------------------------------------------------------------
-
-    def _hand_out_batch(self, apart: Apart, batch: Batch) -> None:
-        """Have a rank learn a batch, and take what was reported of those before it."""
-        assert self._handed is not None
-        self._handed.put(batch)
-        if apart.is_due():
-            self._finish()
-            apart.command("average", None)
-            apart.average(optimizers=False)
-        if time.monotonic() >= self._told_s + _ASK_S:
-            self._told_s = time.monotonic()
-            self.learner.stopping = self._is_stopping()
-
-    def _leave_out(self, negatives: int) -> None:
-        self.unsampled += negatives
 
     def _follow(self, apart: Apart, source: EventSource) -> None:
         """Learn what the first rank hands out, and publish with it, until it has come to an end."""
-        began_s = time.monotonic() - _ASK_S
+        began_s = time.monotonic() - ASK_S
 
         def tell() -> None:
             nonlocal began_s
-            if time.monotonic() >= began_s + _ASK_S:
+            if time.monotonic() >= began_s + ASK_S:
                 began_s = time.monotonic()
                 self._is_stopping()
                 self.ranks.tell("progress", self._progress(source, 0, None, 0.0).of_rank())
@@ -832,57 +679,6 @@ class Trainer:
                 source.leave()
                 self.versions.settle()
         self.stopped = self._stop
-
-    # --- labels that come later -------------------------------------------------------------------
-
-    def _join(self, part: Batch) -> None:
-        """Score the impressions that came, and learn those whose labels are known now."""
-        waiting, origin = self.state.waiting, part.origin
-        assert waiting is not None
-        assert origin is not None
-        assert part.id_B is not None
-        came_B = ~origin.feedback_B
-        if came_B.any():
-            came = where(part, came_B)
-            fresh_B = waiting.fresh(came)
-            if fresh_B.any():
-                came = extend(self.state.histories, where(came, fresh_B))
-                waiting.add(came, self.learner.score(came))
-        feedback = part.id_B[origin.feedback_B], part.ts_ms_B[origin.feedback_B]
-        decided = waiting.decide(*feedback, part.watermark_ms, self.run.batch_size)
-        self._decide(decided, part.next_offset)
-
-    def _decide_all(self, until_ms: int) -> None:
-        """Learn all that is decided up to a time: a version ends."""
-        if self.state.waiting is not None:
-            none = np.empty(0, np.int64)
-            self._decide(self.state.waiting.decide(none, none, until_ms), self.state.done)
-
-    def _decide(self, decided: Resolved, next_offset: int) -> None:
-        """Count and learn what is decided; events before `next_offset` are taken then."""
-        known, learn, monitor = decided.known, decided.learn, self.state.monitor
-        self.state.done = next_offset
-        if known is not None:
-            held_B = monitor.is_held_out(known.batch)
-            if held_B.any():
-                monitor.hold_out(where(known.batch, held_B), known.score_R[held_B])
-            if not held_B.all():
-                self._scored(where(known.batch, ~held_B), known.score_R[~held_B])
-        if learn is not None:
-            held_B = monitor.is_held_out(learn)
-            learn = None if held_B.all() else where(learn, ~held_B)
-        if learn is None:
-            # Learning would have asked.
-            self.learner.stopping = any(self._channel.gather(self.learner.stops))
-            return
-        for piece in split(learn, self.run.batch_size):
-            piece = dataclasses.replace(piece, next_offset=next_offset)
-            if self.run.negative_rate < 1:
-                self._step_sample(piece, is_kept(piece, self.run.negative_rate, self.run.seed))
-            else:
-                self._step(self.learner.prepare(piece))
-            for history in self.state.histories:
-                history.like(piece)
 
     def _stand(self, offset: int, cursor: tuple[int, ...] | None) -> None:
         """Note where reading goes on."""
