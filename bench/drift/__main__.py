@@ -12,6 +12,7 @@ from bench import parts, report
 from bench.drift import (
     compared,
     cost_net,
+    gains,
     local,
     moves,
     pays,
@@ -45,6 +46,7 @@ def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--data", type=Path, help="the news file, for what needs real drift")
     parser.add_argument("--criteo", type=Path, help="Criteo's clicks, for their key frequencies")
+    parser.add_argument("--operations", type=Path, default=gains.RECORDED, help="of `pays`")
     parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
     return parser
 
@@ -55,6 +57,7 @@ _PARTS: dict[str, parts.Measure] = {
     "torchrec": lambda given: compared.measure(_sources(given)),
     "neuroshard": _neuroshard,
     "pays": lambda _: pays.measure(),
+    "gains": lambda given: gains.measure(given.operations),
     "moves": lambda given: moves.measure(given.repetitions),
     "recshard": lambda given: recshard.measure(given.data, given.criteo),
     "scale": lambda given: scale.measure(given.repetitions),

@@ -8,8 +8,9 @@ that throughput is what the fleet can do. An hour lasts 38 s, including the time
 plane needs to notice and to move; each hour is a repetition.
 
 The control plane predicts what each operation will save, and measures it by the nodes' CPU time
-for each key: 19.4 compares the two. What it measures is mostly over before the hour is. Its mode is
-advise, the default, until its prices have been fitted to this machine, and auto from then on.
+for each key: gains.py compares the two. What it measures is mostly over before the hour is. Its
+mode is advise, the default, until its prices have been fitted to this machine, and auto from then
+on.
 
 Shapes: N nodes, T tables, S samples of a request.
 """
@@ -28,9 +29,9 @@ from typing import Any
 import grpc
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from bench import models, plot, report
+from bench.drift import gains
 from bench.drift.local import FOLDER
 from bench.nodes import Node, NodeProcess, start_control
 from bench.report import CONSOLE
@@ -55,7 +56,7 @@ _NODE_SHARE = 1.0  # of the model's bytes, that a node has room for
 _BYTES_A_ROW = 100
 _START_S = 90.0
 _FITTED_WINDOWS = 60  # of the four nodes together: a minute and a quarter
-_AIM, _SPEARMAN, _ERROR = 1.15, 0.9, 0.2
+_AIM = 1.15
 _METHOD = "/embertide.v1.NodeService/Read"
 
 
@@ -260,50 +261,14 @@ def _serve_day(mode: str, hour_s: float) -> tuple[list[Hour], list[control_pb2.D
     return hours, [each for each in decisions if each.outcome == acted]
 
 
-def _accuracy(acted: Sequence[control_pb2.Decision]) -> list[report.Row]:
-    """Return the rows that compare predicted gains with measured ones."""
-    measured = [each for each in acted if each.measured_ms]
-    predicted_us = [each.predicted_gain for each in measured]
-    measured_us = [each.measured_gain for each in measured]
-    case = f"operations of the day, {len(measured)} of {len(acted)} measured"
-    if len(measured) < report.LEAST_REPETITIONS:
-        raise BenchError(f"{case}: too few to compare; see control.log")
-    rank = float(stats.spearmanr(predicted_us, measured_us).statistic)
-    errors = [
-        abs(one - other) / max(abs(other), 1e-3)
-        for one, other in zip(predicted_us, measured_us, strict=True)
-    ]
-    plot.scatter(
-        "What each operation saves",
-        ("predicted share of the cost", "measured share of the cost"),
-        list(zip(predicted_us, measured_us, strict=True)),
-        BUILD / "bench" / "drift_gains.png",
-    )
-    return [
-        report.measure(
-            (case, "Spearman of predicted and measured gain", "1"),
-            [rank] * len(measured),
-            better="higher",
-            target=_SPEARMAN,
-            claim="19.4",
-        ),
-        report.measure(
-            (case, "median error of the predicted gain", "share"),
-            errors,
-            better="lower",
-            target=_ERROR,
-            claim="19.4",
-        ),
-    ]
-
-
 def measure() -> list[report.Row]:
-    """Return the rows of 19.4.
+    """Return the rows of 19.4 and E.7.
 
     Raises:
         BenchError: A fleet does not start, or too few operations were made.
     """
     followed, acted = _serve_day("advise", _HOUR_S)
+    gains.write(gains.RECORDED, acted)
     alone, _ = _serve_day("off", _LEFT_ALONE_HOUR_S)
     case = "4 nodes, customs of all exchanged every hour of a day"
     rows = [
@@ -343,4 +308,4 @@ def measure() -> list[report.Row]:
         BUILD / "bench" / "drift_day.png",
         in_time=True,
     )
-    return [*rows, *_accuracy(acted)]
+    return [*rows, *gains.rows("operations of the day", acted)]

@@ -25,7 +25,7 @@ from embertide.server.cli.drift_view import (
     settings_facts,
     settings_line,
 )
-from embertide.server.cli.gains import model_line
+from embertide.server.cli.gains import correction_text, corrections_line, model_line
 from embertide.server.core.drift.options import MODES
 from embertide.v1 import control_pb2
 
@@ -49,12 +49,13 @@ def _time(at_ms: int) -> str:
     return time_text(at_ms)
 
 
-def _gain(decision: control_pb2.Decision) -> tuple[str, str]:
-    """Return the predicted and the measured gain as people read them."""
+def _gain(decision: control_pb2.Decision) -> tuple[str, str, str]:
+    """Return the predicted, the expected and the measured gain as people read them."""
     if not decision.HasField("before"):
-        return "-", "-"
+        return "-", "-", "-"
+    expected = f"{decision.expected_gain:.1%}" if decision.HasField("correction") else "-"
     measured = f"{decision.measured_gain:.1%}" if decision.measured_ms else "-"
-    return f"{decision.predicted_gain:.1%}", measured
+    return f"{decision.predicted_gain:.1%}", expected, measured
 
 
 def _list(caller: Caller, *, acted: bool, limit: int) -> control_pb2.ListDecisionsResponse:
@@ -69,11 +70,14 @@ def _show(answer: control_pb2.ListDecisionsResponse) -> None:
     else:
         say(settings_line(settings_facts(answer.settings)))
     say(model_line(answer.model))
+    if line := corrections_line(answer.corrections):
+        say(line)
     if not answer.decisions:
         say("no decision yet: the first look comes with the first load reports")
         return
     table = Table(
-        *("decision", "last at", "looks", "outcome", "predicted", "measured", "bytes", "triggers"),
+        *("decision", "last at", "looks", "outcome", "predicted", "expected", "measured", "bytes"),
+        "triggers",
         names=("decision", "last at", "outcome", "triggers"),
     )
     for each in answer.decisions:
@@ -148,7 +152,7 @@ def show(
 
 
 def _show_one(decision: control_pb2.Decision) -> None:
-    predicted, measured = _gain(decision)
+    correction = decision.correction
     table = Table("", "", header=False)
     rows = {
         "outcome": _outcome(decision),
@@ -159,7 +163,10 @@ def _show_one(decision: control_pb2.Decision) -> None:
         "plan epoch": str(decision.plan_epoch),
         "planner": decision.planner or "not asked",
         "operation": decision.operation_id or "none",
-        "gain, predicted / measured": f"{predicted} / {measured}",
+        "gain, predicted / expected / measured": " / ".join(_gain(decision)),
+        "correction": f"{correction.kind}: {correction_text(correction)}"
+        if decision.HasField("correction")
+        else "-",
         "busiest device, us/s": f"{decision.before.busiest_us:,.0f} -> "
         f"{decision.after.busiest_us:,.0f}",
         "mean of the devices, us/s": f"{decision.before.mean_us:,.0f} -> "

@@ -1,5 +1,6 @@
 """What a plan is predicted to gain, and how far the cost model that says so can be trusted."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from embertide._common.terminal import say
@@ -49,3 +50,23 @@ def model_line(model: control_pb2.CostModel) -> str:
         f"{model.error_p90:.1%} (p90); of latencies {model.latency_error_median:.1%} (median)"
     )
     return text if model.trusted else text + "; NOT TRUSTED: it starts nothing by these prices"
+
+
+def correction_text(correction: control_pb2.GainCorrection) -> str:
+    """Say how predicted gains of a kind are corrected."""
+    text = f"x{correction.factor:.2f} by {correction.operations:,} operations"
+    if correction.operations > 1:
+        text += f" (half of them within x{correction.spread:.2f} of their median)"
+    return text + (f", {correction.left_out:,} left out" if correction.left_out else "")
+
+
+def corrections_line(corrections: Sequence[control_pb2.GainCorrection]) -> str:
+    """Say how predicted gains are corrected; empty: a control plane of a build before."""
+    if not corrections:
+        return ""
+    of_all = corrections[0]
+    if not of_all.operations and not of_all.left_out:
+        return "gains: none measured yet, predictions are taken as they are"
+    return "gains, measured over predicted: " + "; ".join(
+        f"{each.kind or 'all'} {correction_text(each)}" for each in corrections
+    )

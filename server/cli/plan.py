@@ -25,7 +25,7 @@ from embertide.server.cli.control_client import (
     table_of,
 )
 from embertide.server.cli.fleet_view import fleet_facts, show_devices
-from embertide.server.cli.gains import gain_facts, model_line, show_gain
+from embertide.server.cli.gains import corrections_line, gain_facts, model_line, show_gain
 from embertide.server.cli.processes import show_trainer
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.layout import Bucket, Holders, layout_of, place_name
@@ -228,9 +228,13 @@ def _explain_plan(caller: Caller, plan: plan_pb2.Plan, *, as_json: bool) -> None
         for decision in decisions.decisions:
             if decision.operation_id == plan.operation_id and decision.measured_ms:
                 facts["predicted_gain"] = round(decision.predicted_gain, 4)
+                if decision.HasField("correction"):
+                    facts["expected_gain"] = round(decision.expected_gain, 4)
                 facts["measured_gain"] = round(decision.measured_gain, 4)
     if as_json:
-        print_json(facts | {"model": message_facts(decisions.model)})
+        corrections = [message_facts(each) for each in decisions.corrections]
+        model = message_facts(decisions.model)
+        print_json(facts | {"model": model, "corrections": corrections})
         return
     made = f"operation {plan.operation_id}" if plan.operation_id else "no operation"
     say(f"plan {plan.epoch} by {plan.planner or 'nobody'} ({made})")
@@ -240,11 +244,15 @@ def _explain_plan(caller: Caller, plan: plan_pb2.Plan, *, as_json: bool) -> None
     if "predicted" in facts:
         show_gain(operation.before, operation.after)
     if "measured_gain" in facts:
-        say(
-            f"gain predicted {100 * facts['predicted_gain']:.1f} %, "
-            f"measured {100 * facts['measured_gain']:.1f} %"
-        )
+        gains = [
+            f"{name} {100 * facts[f'{name}_gain']:.1f} %"
+            for name in ("predicted", "expected", "measured")
+            if f"{name}_gain" in facts
+        ]
+        say(f"gain {', '.join(gains)}")
     say(model_line(decisions.model))
+    if line := corrections_line(decisions.corrections):
+        say(line)
 
 
 @app.command("diff")

@@ -8,7 +8,7 @@ from embertide._common.terminal import age_text
 from embertide.server.cli.control_client import enum_name, table_name
 from embertide.server.cli.drift_view import drift_facts, drift_line, outcome_name
 from embertide.server.cli.fleet_view import faults
-from embertide.server.cli.gains import gain_facts, model_line
+from embertide.server.cli.gains import corrections_line, gain_facts, model_line
 from embertide.server.cli.timeline import KINDS
 from embertide.server.cli.trainer_view import trainer_line
 from embertide.server.console.serving import latency, storage
@@ -299,6 +299,7 @@ def drift(reading: Reading, query: dict[str, str], source: Source) -> dict[str, 
         "monitor": status,
         "line": drift_line(status).removeprefix("drift: ") if status else "",
         "model": model_line(answer.model).removeprefix("cost model: "),
+        "corrections": corrections_line(answer.corrections).removeprefix("gains").lstrip(":, "),
         "decisions": [
             {
                 "id": each.id,
@@ -307,6 +308,7 @@ def drift(reading: Reading, query: dict[str, str], source: Source) -> dict[str, 
                 "outcome": outcome_name(each.outcome).replace("_", " "),
                 "why": each.why,
                 "predicted": each.predicted_gain if each.HasField("before") else None,
+                "expected": each.expected_gain if each.HasField("correction") else None,
                 "measured": each.measured_gain if each.measured_ms else None,
                 "bytes": each.bytes,
                 "triggers": ", ".join(each.triggers),

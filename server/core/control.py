@@ -653,6 +653,8 @@ class Control:
         answer = self.autopilot.decisions.page(request, self.autopilot.settings)
         answer.model.CopyFrom(self.fit.message())
         answer.status.CopyFrom(self.drift_status(now_ms))
+        corrections = self.autopilot.corrections(now_ms)
+        answer.corrections.extend(each.message() for each in corrections.values())
         return answer
 
     def set_drift(self, wanted: control_pb2.DriftSettings) -> control_pb2.DriftSettings:

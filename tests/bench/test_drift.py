@@ -1,14 +1,15 @@
 """What is measured of following the drift, small: shares, placements, moves, many nodes."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench.drift import compared, moves, pays, recshard, scale, torchrec, traces
+from bench.drift import compared, gains, moves, pays, recshard, scale, torchrec, traces
 from bench.drift.tasks import sources, tasks
 from embertide.server.core.plan.layout import Holders, LaidPlan, PackedLayout, Place
-from embertide.v1 import plan_pb2
+from embertide.v1 import control_pb2, plan_pb2
 
 
 def test_shares_are_scored_by_simulation_and_by_a_store() -> None:
@@ -51,6 +52,27 @@ def test_customs_are_exchanged_by_pairs_of_nodes() -> None:
     mains = [np.argsort(-share, axis=1)[:, :2].min(axis=1) // 2 for share in (first, second)]
     assert sorted(mains[0]) == sorted(mains[1]) == [0, 1, 2, 3]
     assert all(mains[0] != mains[1])
+
+
+def test_an_operation_is_predicted_from_those_measured_before_it(tmp_path: Path) -> None:
+    predicted = [0.1 + 0.02 * at for at in range(1, 8)]
+    acted = [
+        control_pb2.Decision(
+            at_ms=100 * at,
+            outcome=control_pb2.DECISION_OUTCOME_ACTED,
+            predicted_gain=gain,
+            measured_gain=1 - (1 - gain) ** 2,
+            measured_ms=100 * at + 150,
+        )
+        for at, gain in enumerate(predicted, 1)
+    ]
+    gains.write(tmp_path / "operations.jsonl", acted)
+    found = gains.gains(gains.read(tmp_path / "operations.jsonl"))
+    expected = [each.expected for each in found]
+    assert expected[:2] == pytest.approx(predicted[:2]), "none was measured when they were decided"
+    assert expected[-1] == pytest.approx(1 - 0.76 ** (2 ** (5 / 7 + 2 / 7 * 5 / 7)))
+    errors = [row for row in gains.measure(tmp_path / "operations.jsonl") if "error" in row.metric]
+    assert errors[1].ours < 0.4 * errors[0].ours
 
 
 def test_a_reshard_of_many_nodes_stays_in_its_group() -> None:

@@ -84,6 +84,55 @@ def test_what_was_predicted_is_compared_with_what_was_measured() -> None:
     assert record.operation.reason.startswith("drift: predicted gain")
 
 
+def test_predictions_learn_from_what_was_measured_and_a_new_leader_knows_it() -> None:
+    fleet = make_fleet()
+    fleet.run(1400)
+    [decision] = fleet.acted()
+    assert decision.expected_gain == pytest.approx(decision.predicted_gain), "nothing on record"
+    assert not decision.correction.operations
+    kept = {
+        each.id: control_pb2.Decision.FromString(each.SerializeToString())
+        for each in fleet.core.autopilot.decisions
+    }
+    decision = kept[decision.id]
+    decision.measured_gain = 1 - (1 - decision.predicted_gain) ** 3
+    again = Control(fleet.core.options, SavedState(decisions=kept), fleet.now_ms)
+    found = again.decisions(control_pb2.ListDecisionsRequest(), fleet.now_ms).corrections
+    assert [(each.kind, each.operations) for each in found] == [
+        ("", 1), ("work", 0), ("balance", 1), ("work, held back", 0), ("balance, held back", 0),
+    ]  # fmt: skip
+    assert [round(each.factor, 2) for each in found] == [1.44, 1.44, 1.84, 1.44, 1.44]
+    decision.ClearField("expected_gain")  # by a build before
+    decision.ClearField("correction")
+    before = Control(fleet.core.options, SavedState(decisions=kept), fleet.now_ms)
+    assert before.decisions(control_pb2.ListDecisionsRequest(), fleet.now_ms).corrections == found
+
+
+def test_a_gain_that_never_came_is_not_expected_again() -> None:
+    """Nine operations of this kind saved nothing: the tenth is predicted to pay, and not made."""
+    fleet = make_fleet()
+    fleet.run(900)
+    for at in range(9):
+        fleet.core.autopilot.decisions.add(
+            control_pb2.Decision(
+                at_ms=fleet.now_ms + at,
+                outcome=control_pb2.DECISION_OUTCOME_ACTED,
+                plan_epoch=1,
+                before=control_pb2.PlanCost(busiest_us=200, mean_us=100),
+                after=control_pb2.PlanCost(busiest_us=150, mean_us=100),
+                predicted_gain=0.2,
+                measured_gain=-0.02,
+                measured_ms=fleet.now_ms,
+            )
+        )
+    fleet.run(600)
+    assert len(fleet.acted()) == 9
+    judged = [each for each in fleet.core.autopilot.decisions if each.HasField("correction")]
+    assert judged[0].outcome == control_pb2.DECISION_OUTCOME_NO_GAIN, judged[0].why
+    assert judged[0].predicted_gain > fleet.core.options.drift.min_gain > judged[0].expected_gain
+    assert "corrected by 9 operations" in judged[0].why
+
+
 def test_advice_moves_nothing() -> None:
     fleet = make_fleet(dataclasses.replace(AUTO, mode="advise"))
     fleet.run(1500)

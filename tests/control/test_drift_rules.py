@@ -8,7 +8,7 @@ import pytest
 
 from embertide.server.core.drift.judge import Case, judge
 from embertide.server.core.drift.options import DriftOptions, FreezeWindow
-from embertide.server.core.drift.records import Decisions
+from embertide.server.core.drift.records import MEASURED_KEPT, Decisions
 from embertide.server.core.drift.seasons import DAY_MS, Seasons
 from embertide.server.core.drift.signals import (
     THRESHOLDS,
@@ -85,6 +85,14 @@ def test_the_bytes_of_a_day_are_bounded() -> None:
 def test_a_verdict_names_its_numbers() -> None:
     verdict = judge(dataclasses.replace(CASE, gain=0.05), OPTIONS)
     assert verdict.why == "predicted gain 5.0%, less than the 10.0% that a plan must save"
+
+
+def test_a_corrected_gain_names_both_and_by_how_many_operations() -> None:
+    corrected = dataclasses.replace(CASE, gain=0.05, predicted=0.2, learned_from=7)
+    assert judge(corrected, OPTIONS).why == (
+        "expected gain 5.0% (predicted 20.0%, corrected by 7 operations), less than the 10.0% that "
+        "a plan must save"
+    )
 
 
 def test_freeze_windows_may_span_midnight() -> None:
@@ -229,3 +237,18 @@ def test_decisions_are_bounded_and_come_by_pages() -> None:
     assert seen == [f"look-{n}" for n in range(DECISIONS_KEPT + 5, 5, -1)]
     with pytest.raises(RefusedError, match="page_token"):
         decisions.page(control_pb2.ListDecisionsRequest(page_token="x"), settings)
+
+
+def test_measured_operations_stay_while_looks_come_and_go() -> None:
+    decisions = Decisions({})
+    acted, quiet = control_pb2.DECISION_OUTCOME_ACTED, control_pb2.DECISION_OUTCOME_QUIET
+    for at in range(MEASURED_KEPT + 5):
+        decisions.add(control_pb2.Decision(at_ms=at + 1, outcome=acted, measured_ms=at + 2))
+    for at in range(2 * DECISIONS_KEPT):
+        decisions.add(control_pb2.Decision(at_ms=at + 1, outcome=quiet, plan_epoch=at + 1))
+    kept = [each.id for each in decisions if each.measured_ms]
+    assert kept == [f"look-{at}" for at in range(MEASURED_KEPT + 5, 5, -1)]
+    assert len(list(decisions)) == DECISIONS_KEPT
+    assert sum(each is None for each in decisions.changed.values()) == (
+        MEASURED_KEPT + 5 + 2 * DECISIONS_KEPT - DECISIONS_KEPT
+    )

@@ -108,6 +108,8 @@ def test_what_pages_show_is_what_status_shows(plain: dict[str, Page]) -> None:
     assert "versions 1 to 40 were published" in plain["/timeline"].shown
     assert "operator/anna" in plain["/operations"].shown
     assert "no gain" in plain["/drift"].shown
+    assert "balance x1.50 by 7 operations" in plain["/drift"].shown
+    assert "4.0%6.1%-" in re.sub(r"\s+", "", plain["/drift"].shown)
     assert "10.0.0.1:7200" in plain["/nodes"].shown
     shown = {path: "".join(page.shown.split()) for path, page in plain.items()}
     assert "Ordinaryrequestsseeversion38" in shown["/versions"]

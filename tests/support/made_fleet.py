@@ -174,6 +174,11 @@ def answers(
         why=names.message,
         looks=3,
         triggers=["skew"],
+        before=control_pb2.PlanCost(busiest_us=200, mean_us=100),
+        after=control_pb2.PlanCost(busiest_us=190, mean_us=100),
+        predicted_gain=0.04,
+        expected_gain=0.061,
+        correction=control_pb2.GainCorrection(kind="balance", factor=1.5, operations=7, spread=1.2),
     )
     return {
         "GetStatus": status,
@@ -193,6 +198,10 @@ def answers(
                 outcome=control_pb2.DECISION_OUTCOME_NO_GAIN,
                 why=names.message,
             ),
+            corrections=[
+                control_pb2.GainCorrection(factor=1.4, operations=9, spread=1.25, left_out=1),
+                decision.correction,
+            ],
         ),
     }
 

@@ -15,6 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from embertide.server.core.demand import Clock
+from embertide.server.core.drift.correction import (
+    HELD_BACK,
+    Factor,
+    factors,
+    kind_of,
+    measured_of,
+)
 from embertide.server.core.drift.diagnosis import Diagnosis, Reason
 from embertide.server.core.drift.judge import DAY_MS, Case, Outcome, Verdict, judge
 from embertide.server.core.drift.look import GainComparison, GainCosts, Look, LookFindings, gain
@@ -53,10 +60,10 @@ _SMOOTHED = 0.3
 # Outcomes after which the next look asks a planner again, whatever the detectors say.
 _PENDING = {
     Outcome.DECISION_OUTCOME_UNCONFIRMED: "confirm",
-    Outcome.DECISION_OUTCOME_COOLING_DOWN: "held_back",
-    Outcome.DECISION_OUTCOME_FROZEN: "held_back",
-    Outcome.DECISION_OUTCOME_OVER_BUDGET: "held_back",
-    Outcome.DECISION_OUTCOME_UNSURE: "held_back",
+    Outcome.DECISION_OUTCOME_COOLING_DOWN: HELD_BACK,
+    Outcome.DECISION_OUTCOME_FROZEN: HELD_BACK,
+    Outcome.DECISION_OUTCOME_OVER_BUDGET: HELD_BACK,
+    Outcome.DECISION_OUTCOME_UNSURE: HELD_BACK,
     Outcome.DECISION_OUTCOME_PLANNER_FAILED: "planner_failed",
 }
 
@@ -358,11 +365,15 @@ class Autopilot:
         now_ms: int,
     ) -> Act | None:
         saved = gain(found.before, found.after)
+        before, after = found.before.message(), found.after.message()
+        correction = self.corrections(now_ms)[kind_of(before, after, found.triggers)]
+        expected = correction.expected(saved)
         moved_bytes = sum(move.bytes for move in move_plan.moves)
         must = "a node has joined and owns nothing" if "node_joined" in found.triggers else ""
-        self.memory.agreed = self.memory.agreed + 1 if saved >= self.options.min_gain else 0
+        self.memory.agreed = self.memory.agreed + 1 if expected >= self.options.min_gain else 0
         verdict = judge(
-            self._case(found, move_plan, saved, moved_bytes, must, trust, now_ms), self.options
+            self._case(found, move_plan, saved, correction, moved_bytes, must, trust, now_ms),
+            self.options,
         )
         acts = verdict.outcome == Outcome.DECISION_OUTCOME_ACTED
         decision = self._decision(now, now_ms, verdict.outcome, verdict.why)
@@ -372,9 +383,11 @@ class Autopilot:
             Decision(
                 signals=found.signals.message(),
                 triggers=dict.fromkeys((*self.memory.fired, *found.triggers)),
-                before=found.before.message(),
-                after=found.after.message(),
+                before=before,
+                after=after,
                 predicted_gain=saved,
+                expected_gain=expected,
+                correction=correction.message(),
                 buckets=len(move_plan.moves),
                 bytes=moved_bytes,
                 move_s=verdict.move_s,
@@ -406,16 +419,20 @@ class Autopilot:
         found: LookFindings,
         move_plan: MovePlan,
         saved: float,
+        correction: Factor,
         moved_bytes: int,
         must: str,
         trust: Trust,
         now_ms: int,
     ) -> Case:
         acted = self.decisions.acted_since(now_ms - DAY_MS)
+        expected = correction.expected(saved)
         return Case(
             mode=self.settings.mode,
-            gain=saved,
-            saved_us=found.before.value - found.after.value,
+            gain=expected,
+            predicted=saved,
+            learned_from=correction.operations,
+            saved_us=found.before.value * expected,
             bytes=moved_bytes,
             changes=bool(move_plan.moves or move_plan.hot_rows or move_plan.tier_shares),
             bytes_per_s=self._rate(),
@@ -430,6 +447,10 @@ class Autopilot:
             frozen=self._frozen(now_ms),
             must=must,
         )
+
+    def corrections(self, now_ms: int) -> dict[str, Factor]:
+        """Return how predicted gains are corrected, by kind, by the gains on record."""
+        return factors(measured_of(self.decisions, now_ms))
 
     def _rate(self) -> float:
         """Return how fast a move will be: as measured, within the bandwidth budget."""

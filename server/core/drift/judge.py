@@ -15,7 +15,7 @@ class Case:
 
     Attributes:
         mode: The control plane's treatment of drift now.
-        gain: Share of the cost that the plan saves.
+        gain: Share of the cost that the plan is expected to save.
         saved_us: Time that it saves a second.
         bytes: Bytes that it moves.
         changes: Whether it moves or changes anything at all.
@@ -30,6 +30,8 @@ class Case:
         moved_bytes: Bytes that they moved.
         frozen: Why nothing may begin now; empty: it may.
         must: A reason that needs no gain, as a node that joined; empty: none.
+        predicted: The cost model's prediction that `gain` is made of; None: it is `gain`.
+        learned_from: Operations by which it was corrected.
     """
 
     mode: "control_pb2.DriftMode.ValueType"
@@ -48,6 +50,18 @@ class Case:
     moved_bytes: int = 0
     frozen: str = ""
     must: str = ""
+    predicted: float | None = None
+    learned_from: int = 0
+
+    @property
+    def gain_text(self) -> str:
+        """The gain for people."""
+        if self.predicted is None or not self.learned_from:
+            return f"predicted gain {self.gain:.1%}"
+        return (
+            f"expected gain {self.gain:.1%} (predicted {self.predicted:.1%}, corrected by "
+            f"{self.learned_from} operations)"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,33 +97,33 @@ def judge(case: Case, options: DriftOptions) -> Verdict:
 def _first_rule(
     case: Case, options: DriftOptions, cost_us: float, gain_us: float
 ) -> tuple["control_pb2.DecisionOutcome.ValueType", str]:
-    predicted = f"predicted gain {case.gain:.1%}"
+    gain = case.gain_text
     if not case.changes:
         return Outcome.DECISION_OUTCOME_NO_GAIN, "the planner keeps today's plan"
     if not case.must:
         if case.gain < options.min_gain:
             return (
                 Outcome.DECISION_OUTCOME_NO_GAIN,
-                f"{predicted}, less than the {options.min_gain:.1%} that a plan must save",
+                f"{gain}, less than the {options.min_gain:.1%} that a plan must save",
             )
         if gain_us <= cost_us:
             return (
                 Outcome.DECISION_OUTCOME_TOO_COSTLY,
-                f"{predicted}: saves {gain_us / 1e6:,.1f} s of the nodes' time over the horizon of "
+                f"{gain}: saves {gain_us / 1e6:,.1f} s of the nodes' time over the horizon of "
                 f"{options.horizon_s:,.0f} s; moving {case.bytes:,} bytes costs "
                 f"{cost_us / 1e6:,.1f} s",
             )
         if not case.trusted:
             return (
                 Outcome.DECISION_OUTCOME_UNSURE,
-                f"{predicted}, but the cost model's median error is {case.model_error:.0%}",
+                f"{gain}, but the cost model's median error is {case.model_error:.0%}",
             )
         if case.agreed < options.confirmations:
             return (
                 Outcome.DECISION_OUTCOME_UNCONFIRMED,
-                f"{predicted}; look {case.agreed} of the {options.confirmations} that must agree",
+                f"{gain}; look {case.agreed} of the {options.confirmations} that must agree",
             )
-    gained = case.must or predicted
+    gained = case.must or gain
     if case.mode != control_pb2.DRIFT_MODE_AUTO:
         return Outcome.DECISION_OUTCOME_ADVISED, f"{gained}; in mode auto it would be done"
     return _held_back(case, options, gained) or (

@@ -2,16 +2,22 @@
 
 from collections.abc import Mapping
 
+from embertide.server.core.drift.correction import is_measured
 from embertide.server.core.pagination import page_of
 from embertide.server.core.state import DECISIONS_KEPT
 from embertide.v1 import control_pb2
 
+# Operations with a measured gain that others do not push out: predictions learn from them.
+MEASURED_KEPT = 64
 Decision = control_pb2.Decision
 Outcome = control_pb2.DecisionOutcome
 
 
 class Decisions:
-    """Decisions by id, oldest first; at most 1,000. `changed` holds what must be written."""
+    """Decisions by id, oldest first; at most 1,000. `changed` holds what must be written.
+
+    The oldest one goes first, but for the newest 64 operations whose gains were measured.
+    """
 
     def __init__(self, saved: Mapping[str, Decision]) -> None:
         """Go on with what was written."""
@@ -39,10 +45,15 @@ class Decisions:
             decision.looks = 1
         self.keep(decision)
         while len(self._by_id) > DECISIONS_KEPT:
-            oldest = next(iter(self._by_id))
-            del self._by_id[oldest]
-            self.changed[oldest] = None
+            self._drop_oldest()
         return decision
+
+    def _drop_oldest(self) -> None:
+        measured = [id for id, each in self._by_id.items() if is_measured(each)]
+        kept = set(measured[-MEASURED_KEPT:])
+        oldest = next(id for id in self._by_id if id not in kept)
+        del self._by_id[oldest]
+        self.changed[oldest] = None
 
     def keep(self, decision: Decision) -> None:
         """Write a decision, or write it again."""
