@@ -141,6 +141,14 @@ def command(
     drift_min_gain: Annotated[
         float, typer.Option(help="Share of the cost that a plan must save.", min=0, max=0.99)
     ] = DEFAULTS.min_gain,
+    drift_probe_share: Annotated[
+        float,
+        typer.Option(
+            help="Share of a plan's buckets that moves until a gain was measured; 0: all.",
+            min=0,
+            max=0.99,
+        ),
+    ] = DEFAULTS.probe_share,
     drift_bytes_per_s: Annotated[
         int, typer.Option(help="Bandwidth of its moves; 0: no bound.", min=0)
     ] = DEFAULTS.bytes_per_s,
@@ -209,6 +217,7 @@ def command(
                         horizon_s=drift_horizon_s,
                         cooldown_s=drift_cooldown_s,
                         min_gain=drift_min_gain,
+                        probe_share=drift_probe_share,
                         bytes_per_s=drift_bytes_per_s,
                         bytes_per_day=drift_bytes_per_day,
                         operations_per_day=drift_operations_per_day,

@@ -8,12 +8,15 @@ from virtual import Floats, VirtualFleet, make_nodes, make_tables, zipf_demand
 
 from embertide.server.core.control import Control
 from embertide.server.core.drift import autopilot
+from embertide.server.core.drift.look import probe_of
 from embertide.server.core.drift.options import DriftOptions, FreezeWindow
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.greedy import Greedy
+from embertide.server.core.plan.layout import Bucket, LaidPlan, Place
 from embertide.server.core.plan.planner import Problem, Proposal
+from embertide.server.core.plan.workload import Work, Workload
 from embertide.server.core.state import SavedState
-from embertide.v1 import control_pb2
+from embertide.v1 import control_pb2, plan_pb2
 
 TABLES = make_tables([3, 3])
 BUCKETS = 16
@@ -131,6 +134,43 @@ def test_a_gain_that_never_came_is_not_expected_again() -> None:
     assert judged[0].outcome == control_pb2.DECISION_OUTCOME_NO_GAIN, judged[0].why
     assert judged[0].predicted_gain > fleet.core.options.drift.min_gain > judged[0].expected_gain
     assert "corrected by 9 operations" in judged[0].why
+
+
+def test_the_first_operation_may_be_a_probe() -> None:
+    whole, probed = (
+        make_fleet(dataclasses.replace(AUTO, probe_share=share, cooldown_s=60, min_gain=0.02))
+        for share in (0.0, 0.3)
+    )
+    for fleet in (whole, probed):
+        fleet.run(1900)
+    all_of_it, (probe, *rest) = whole.acted()[0], probed.acted()
+    assert probe.buckets <= 0.5 * all_of_it.buckets
+    assert f"a probe moves {probe.bytes:,} bytes" in probe.why
+    assert "a probe: " in probe.explanation
+    assert 0 < probe.predicted_gain < all_of_it.predicted_gain
+    assert probe.measured_ms
+    assert rest, "the rest follows once the probe's gain is known"
+    assert "probe" not in rest[0].why
+    assert rest[0].at_ms >= probe.measured_ms
+    assert skew(probed) == pytest.approx(skew(whole), abs=0.1)
+
+
+def test_a_probe_that_has_no_room_is_the_whole_plan() -> None:
+    """Two devices are full and exchange two buckets: one of them alone fits nowhere."""
+    plan = plan_pb2.Plan(epoch=1, tables=make_tables([1]))
+    plan.topology.nodes.extend(make_nodes(2, 1000))
+    for at in range(2):
+        owners = [plan_pb2.Owner(node=at)]
+        plan.assignments.add(table_id=0, bucket_begin=at, bucket_count=1, owners=owners)
+    laid = LaidPlan.of(plan)
+    for size, expected in ((600, 2), (400, 1)):
+        work = {(Bucket(0, at), at): Work(1, size) for at in range(2)}
+        problem = Problem(
+            plan=laid.head, layout=laid.layout, workload=Workload(work=work, asking=None)
+        )
+        exchanged = {Bucket(0, at): (Place(1 - at, 0),) for at in range(2)}
+        found = probe_of(Proposal(owners=exchanged, explanation="exchange"), problem, 0.5)
+        assert len(found.owners) == expected
 
 
 def test_advice_moves_nothing() -> None:

@@ -245,6 +245,7 @@ class Autopilot:
             due="node_joined" if joined else self._due(now_ms),
             growth_N=growth[: len(now.plan.topology.nodes)],
             growth_T=growth[len(now.plan.topology.nodes) :],
+            probe_share=0.0 if joined else self._probe_share(now_ms),
         )
         return LookAtDrift(look=look, problem=problem_of(now))
 
@@ -368,11 +369,12 @@ class Autopilot:
         before, after = found.before.message(), found.after.message()
         correction = self.corrections(now_ms)[kind_of(before, after, found.triggers)]
         expected = correction.expected(saved)
+        whole = correction.expected(gain(found.before, found.whole)) if found.whole else expected
         moved_bytes = sum(move.bytes for move in move_plan.moves)
         must = "a node has joined and owns nothing" if "node_joined" in found.triggers else ""
-        self.memory.agreed = self.memory.agreed + 1 if expected >= self.options.min_gain else 0
+        self.memory.agreed = self.memory.agreed + 1 if whole >= self.options.min_gain else 0
         verdict = judge(
-            self._case(found, move_plan, saved, correction, moved_bytes, must, trust, now_ms),
+            self._case(found, move_plan, correction, moved_bytes, must, trust, now_ms),
             self.options,
         )
         acts = verdict.outcome == Outcome.DECISION_OUTCOME_ACTED
@@ -418,7 +420,6 @@ class Autopilot:
         self,
         found: LookFindings,
         move_plan: MovePlan,
-        saved: float,
         correction: Factor,
         moved_bytes: int,
         must: str,
@@ -426,13 +427,14 @@ class Autopilot:
         now_ms: int,
     ) -> Case:
         acted = self.decisions.acted_since(now_ms - DAY_MS)
-        expected = correction.expected(saved)
+        saved, whole = (gain(found.before, of) for of in (found.after, found.whole or found.after))
         return Case(
             mode=self.settings.mode,
-            gain=expected,
-            predicted=saved,
+            gain=correction.expected(whole),
+            predicted=whole,
             learned_from=correction.operations,
-            saved_us=found.before.value * expected,
+            probe=found.whole is not None,
+            saved_us=found.before.value * correction.expected(saved),
             bytes=moved_bytes,
             changes=bool(move_plan.moves or move_plan.hot_rows or move_plan.tier_shares),
             bytes_per_s=self._rate(),
@@ -451,6 +453,11 @@ class Autopilot:
     def corrections(self, now_ms: int) -> dict[str, Factor]:
         """Return how predicted gains are corrected, by kind, by the gains on record."""
         return factors(measured_of(self.decisions, now_ms))
+
+    def _probe_share(self, now_ms: int) -> float:
+        """Return the share of a plan's buckets that may move: all, once a gain is on record."""
+        known = self.corrections(now_ms)[""].operations
+        return 0.0 if known else self.options.probe_share
 
     def _rate(self) -> float:
         """Return how fast a move will be: as measured, within the bandwidth budget."""

@@ -16,7 +16,7 @@ class Case:
     Attributes:
         mode: The control plane's treatment of drift now.
         gain: Share of the cost that the plan is expected to save.
-        saved_us: Time that it saves a second.
+        saved_us: Time that its moves save a second.
         bytes: Bytes that it moves.
         changes: Whether it moves or changes anything at all.
         bytes_per_s: Speed of former moves, as measured.
@@ -32,6 +32,7 @@ class Case:
         must: A reason that needs no gain, as a node that joined; empty: none.
         predicted: The cost model's prediction that `gain` is made of; None: it is `gain`.
         learned_from: Operations by which it was corrected.
+        probe: Whether only a part of the plan is to move, to learn what it gains.
     """
 
     mode: "control_pb2.DriftMode.ValueType"
@@ -52,6 +53,7 @@ class Case:
     must: str = ""
     predicted: float | None = None
     learned_from: int = 0
+    probe: bool = False
 
     @property
     def gain_text(self) -> str:
@@ -128,7 +130,7 @@ def _first_rule(
         return Outcome.DECISION_OUTCOME_ADVISED, f"{gained}; in mode auto it would be done"
     return _held_back(case, options, gained) or (
         Outcome.DECISION_OUTCOME_ACTED,
-        f"{gained}: moves {case.bytes:,} bytes",
+        f"{gained}: {'a probe ' if case.probe else ''}moves {case.bytes:,} bytes",
     )
 
 

@@ -13,8 +13,10 @@ from embertide.server.core.drift.signals import Signals, fired, observe
 from embertide.server.core.plan.cost import MEAN_WEIGHT, fleet_cost
 from embertide.server.core.plan.figures import Cost
 from embertide.server.core.plan.instance import Floats, instances, owned_after
-from embertide.server.core.plan.layout import Bucket, Place
+from embertide.server.core.plan.layout import Bucket, Place, budget_bytes, devices
+from embertide.server.core.plan.moves import moves_to
 from embertide.server.core.plan.planner import Planner, Problem, Proposal
+from embertide.server.core.plan.workload import device_work, predicted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +30,7 @@ class LookFindings(Proposal):
         spent: Time that the fleet spends, as measured (`spent_us`); 0: not known.
         before: Cost of today's plan over the horizon.
         after: Cost of the proposed one over the horizon.
+        whole: Cost of the planner's, of which the proposed one is a part; None: it is all of it.
     """
 
     signals: Signals
@@ -36,6 +39,7 @@ class LookFindings(Proposal):
     spent: float = 0.0
     before: Cost = dataclasses.field(default_factory=Cost)
     after: Cost = dataclasses.field(default_factory=Cost)
+    whole: Cost | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +53,7 @@ class Look:
         due: Whether the planner is asked anyhow, and why: a name for the record; empty: no.
         growth_N: Factor of each node's demand over the horizon, by position in the topology.
         growth_T: The same of each table's.
+        probe_share: Share of the planner's buckets that is proposed; 0: all.
     """
 
     planner: Planner
@@ -57,6 +62,7 @@ class Look:
     due: str = ""
     growth_N: Floats | None = None
     growth_T: Floats | None = None
+    probe_share: float = 0.0
 
     def propose(self, problem: Problem) -> LookFindings:
         """Return what it finds.
@@ -78,19 +84,26 @@ class Look:
         ahead = self._ahead(problem)
         proposal = self.planner.propose(ahead)
         groups = list(instances(ahead))
-        before = [(each, each.owned_DB) for each in groups]
-        after = [(each, owned_after(each, proposal.owners)) for each in groups]
+        before = fleet_cost([(each, each.owned_DB) for each in groups], problem.prices)
+        probed = probe_of(proposal, problem, self.probe_share)
+        after, whole = (
+            fleet_cost([(each, owned_after(each, of.owners)) for each in groups], problem.prices)
+            for of in (probed, proposal)
+        )
+        if after.value >= before.value:  # a part of an exchange may cost more
+            probed, after = proposal, whole
         return LookFindings(
-            owners=proposal.owners,
-            explanation=proposal.explanation,
-            hot_rows=proposal.hot_rows,
-            tier_shares=proposal.tier_shares,
+            owners=probed.owners,
+            explanation=probed.explanation,
+            hot_rows=probed.hot_rows,
+            tier_shares=probed.tier_shares,
             signals=now,
             triggers=triggers,
             now=fleet_cost([(each, each.owned_DB) for each in today], problem.prices),
             spent=spent_us(problem),
-            before=fleet_cost(before, problem.prices),
-            after=fleet_cost(after, problem.prices),
+            before=before,
+            after=after,
+            whole=whole if probed is not proposal else None,
         )
 
     def _ahead(self, problem: Problem) -> Problem:
@@ -109,6 +122,35 @@ class Look:
         return dataclasses.replace(
             problem, workload=dataclasses.replace(problem.workload, asking=asking)
         )
+
+
+def probe_of(proposal: Proposal, problem: Problem, share: float) -> Proposal:
+    """Return a part of a proposal that shows what the whole is worth, at little cost.
+
+    Buckets of a table are alike, since keys are hashed: the part is evenly spread over the buckets
+    in order, and changes nothing else. Where a part has no room, it is the whole proposal.
+    """
+    count = math.ceil(share * len(proposal.owners))
+    if not 0 < count < len(proposal.owners):
+        return proposal
+    buckets = sorted(proposal.owners)
+    chosen = [buckets[at * len(buckets) // count] for at in range(count)]
+    owners = {bucket: proposal.owners[bucket] for bucket in chosen}
+    if not _fits(owners, problem):
+        return proposal
+    text = f"{proposal.explanation}; a probe: {count:,} of its {len(buckets):,} buckets"
+    return Proposal(owners=owners, explanation=text)
+
+
+def _fits(owners: Mapping[Bucket, tuple[Place, ...]], problem: Problem) -> bool:
+    """Whether devices have room for these buckets alone, or hold no more than before."""
+    plan, workload = problem.plan, problem.workload
+    before = device_work(plan.topology, problem.layout, workload)
+    after = predicted(before, moves_to(plan, problem.layout, owners), workload)
+    return all(
+        after[at].bytes <= max(budget_bytes(device), before[at].bytes)
+        for at, device in devices(plan.topology).items()
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

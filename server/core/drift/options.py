@@ -74,6 +74,8 @@ class DriftOptions:
         cooldown_s: From the begin of one operation to the begin of the next, at least.
         look_again_s: A planner is asked this often even if no detector fires.
         min_gain: Share of the cost that a plan must save.
+        probe_share: Share of the buckets of a plan that move while no operation's gain is on
+            record; 0: all of them.
         confirmations: Looks in a row that must agree before it acts.
         operations_per_day: At most this many in any 24 hours.
         bytes_per_day: Bytes moved in any 24 hours, at most; 0: no bound.
@@ -90,6 +92,7 @@ class DriftOptions:
     cooldown_s: float = 1800.0
     look_again_s: float = 3600.0
     min_gain: float = 0.05
+    probe_share: float = 0.0
     confirmations: int = 2
     operations_per_day: int = 48
     bytes_per_day: int = 0
@@ -106,6 +109,8 @@ class DriftOptions:
             raise ValueError(f"half_life_s is {self.half_life_s}; use one of {known}")
         if not 0 <= self.min_gain < 1:
             raise ValueError(f"min_gain is {self.min_gain}; use a share from 0 to below 1")
+        if not 0 <= self.probe_share < 1:
+            raise ValueError(f"probe_share is {self.probe_share}; use a share from 0 to below 1")
         for name in ("interval_s", "horizon_s", "look_again_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; use more than 0")
