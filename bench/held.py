@@ -38,6 +38,7 @@ CLAIMS = {
         ("bad requests refused, nothing changed", "control/test_refusals.py", "test_", "19.9"),
         ("Redis killed in a move", "control/test_killed_state.py", "test_", "19.7"),
         ("a fleet at rest is left alone", "control/test_quiet.py", "test_", "19.3"),
+        ("gains predicted within a quarter", "control/test_gains.py", "quarter", "E.7"),
         ("planners / the best of all plans", "control/test_planners.py", "nearly_best", "19.5"),
         ("recshard / the best of all shares", "control/test_recshard.py", "best or hulls", "19.5"),
         ("flexshard / the best of a grid", "control/test_flexshard.py", "best", "19.5"),
