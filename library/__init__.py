@@ -45,7 +45,7 @@ _PLACES = {
     "train": "embertide.training",
 }
 _MODULES = ("client", "config", "data", "nn")
-# What pip has to be told where a part is missing.
+# The extra that pip installs, by the part that is missing without it.
 _EXTRAS = {
     "embertide.client": "client",
     "embertide.serving": "serve",

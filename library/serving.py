@@ -34,7 +34,7 @@ class Served:
         grpc: host:port of KServe v2 over gRPC.
         http: The same over HTTP; None: it is closed.
         metrics: URL of Prometheus' page.
-        log: What tritonserver says.
+        log: The log of tritonserver.
     """
 
     def __init__(
@@ -132,14 +132,14 @@ def serve(
         bus: URL of the trainer's Redis; None: a publication's files are followed.
         host: Address to listen on.
         grpc_port: None, as for `metrics_port`: one that is free.
-        http_port: Of KServe v2 over HTTP as JSON, in plain text; None: closed. With front "triton"
-            one request of a stranger can end it.
-        metrics_port: Of Prometheus' page.
+        http_port: Port of KServe v2 over HTTP as JSON, in plain text; None: closed. With front
+            "triton" one request of a stranger can end it.
+        metrics_port: Port of the Prometheus page.
         instances: Requests that are answered at a time.
-        threads: Of an instance, which share a request's samples.
+        threads: Threads of an instance, which share a request's samples.
         ddr_budget_bytes: For rows, index and versions in memory.
         ssd_budget_bytes: For rows that memory does not hold; 0: none.
-        folder: Of the log, the model repository and the SSD tier; None: one that goes with it.
+        folder: Folder of the log, the model repository and the SSD tier; None: a temporary one.
         triton: The tritonserver to start, or the folder that it is installed in; None: what
             EMBERTIDE_TRITON names, or else that of the wheel.
         front: Who answers callers: "own" is embertide_server over Triton's core, "triton" is

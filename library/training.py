@@ -21,13 +21,13 @@ __all__ = ["Progress", "Trained", "TrainerError", "train"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         folder: The publication: what `serve` takes.
         events: Learned by the run, those before it was resumed among them.
         version: The newest that is published.
-        auc_by_day: Of each day's events, each scored before it was learned.
+        auc_by_day: AUC of each day's events, each scored before it was learned.
         stopped: Whether it ended before the events did.
         figures: Counters of rows, bytes, drops and refusals (docs/training.md).
     """
@@ -59,8 +59,9 @@ def train(
     Args:
         run: The model and its settings, or the name of a preset; None: the preset whose features
             are those of the events.
-        data: What `embertide train --data` takes, or a source of events; None: `hours` say it.
-        folder: Of the publication.
+        data: A source of events, or a text as `embertide train --data` takes it; None: `hours` is
+            used.
+        folder: The publication's folder.
         events: Read the first ones alone; None: all.
         hours: In place of data: length of a synthetic stream of news, to try things out.
         bus: URL of a Redis that nodes follow; None: versions go by files alone.

@@ -54,7 +54,7 @@ def auc_error_of_counts(positives_G: Counts, negatives_G: Counts) -> float:
     positives, negatives = int(positives_G.sum()), int(negatives_G.sum())
     if positives < 2 or negatives < 2:
         return math.nan
-    # Of a score: the share of negatives below it, and of positives above it, equal ones a half.
+    # For each score: the share of negatives below it and of positives above it; ties count half.
     below_G = (np.cumsum(negatives_G) - negatives_G / 2) / negatives
     above_G = (positives - np.cumsum(positives_G) + positives_G / 2) / positives
     return math.sqrt(_variance(below_G, positives_G) + _variance(above_G, negatives_G))

@@ -23,7 +23,7 @@ Work = Callable[[threading.Event], float | None]
 
 
 class State(enum.StrEnum):
-    """What a task is doing."""
+    """The state of a task."""
 
     NEW = "new"  # nobody has started it
     RUNNING = "running"
@@ -38,9 +38,9 @@ class Health:
 
     Attributes:
         name: The task's.
-        state: What it is doing.
+        state: The task's state.
         failures: Rounds that raised and threads that did not start, since it was made.
-        error: What went wrong last, one line. Empty: nothing ever has.
+        error: The last error, one line. Empty: there has never been one.
         since_s: Wall clock in seconds since the Unix epoch, from when on it is in this state.
     """
 
@@ -257,7 +257,7 @@ def describe(error: BaseException) -> str:
     return text if len(text) <= _ERROR_CHARACTERS_MAX else text[: _ERROR_CHARACTERS_MAX - 1] + "…"
 
 
-# Of the whole process: tasks that were started and not stopped, and those without a thread.
+# Process-wide: the tasks started and not stopped, and those without a thread.
 _known: "weakref.WeakSet[BackgroundTask]" = weakref.WeakSet()
 _unstarted: "weakref.WeakSet[BackgroundTask]" = weakref.WeakSet()
 _known_lock = threading.Lock()

@@ -49,10 +49,10 @@ class Command:
     """A command before it is loaded.
 
     Attributes:
-        module: Whose `app`, or else `command`, it is.
-        text: What the list of commands says of it; its own help says more.
+        module: The module that defines the command as `app` or else as `command`.
+        text: Its line in the list of commands; its own help says more.
         panel: Under which it stands there; None: under none.
-        settings: Of click's context.
+        settings: Settings of click's context.
     """
 
     module: str
@@ -95,7 +95,7 @@ def add_lazy(
 
     Args:
         app: One that `lazy_app` was told of.
-        name: Of the command.
+        name: The command's name.
         command: Where it is.
         prepare: Told of an app that has the command alone, once it is loaded.
     """

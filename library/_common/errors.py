@@ -5,8 +5,8 @@ class OperatingError(Exception):
     """Something from outside is not as it must be; the text is value, cause and remedy."""
 
     exit_status = 1
-    """Of a command that ends with it: 1, or 2 where trying again cannot help (docs/cli.md)."""
+    """The command's exit status: 1, or 2 where trying again cannot help (docs/cli.md)."""
     final = False
     """Whether it stays so until somebody changes something; of `exit_status` 2 it always does."""
     remedy = ""
-    """What to do, where all errors of a class have the same and their texts leave it out."""
+    """The remedy, where all errors of a class have the same and their texts leave it out."""

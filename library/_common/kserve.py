@@ -41,7 +41,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # No pings; but a machine that takes no more bytes is given up after 10 s, not 15 minutes.
     ("grpc.keepalive_time_ms", _NEVER_MS),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # What is compressed would be large before it is looked at.
+    # A compressed message would become large before anything looks at it.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.per_message_decompression", 0),
 )
@@ -57,7 +57,7 @@ class CallError(Exception):
 
     Attributes:
         status: Name of gRPC's code, as UNAVAILABLE.
-        details: What the server said, or what became of the call.
+        details: The server's message, or what happened to the call.
     """
 
     def __init__(self, status: str, details: str) -> None:
@@ -72,7 +72,7 @@ class AnswerError(ValueError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a call ended with: a message, or an error."""
+    """The end of a call: a message, or an error."""
 
     reply: Any = None
     error: CallError | None = None
@@ -98,8 +98,8 @@ class Line:
 
     Args:
         address: host:port of gRPC, or unix:PATH.
-        credentials: Of TLS; None: plain text.
-        max_answer_bytes: Of the tensors of an answer; a larger one is RESOURCE_EXHAUSTED.
+        credentials: TLS credentials; None: plain text.
+        max_answer_bytes: Largest size of an answer's tensors; a larger one is RESOURCE_EXHAUSTED.
     """
 
     def __init__(

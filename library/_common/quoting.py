@@ -21,8 +21,8 @@ _INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 _BRACKET = re.compile(r"(\\*)\[([a-z#/@][^[]*?\])?")
 
 
-# What stands before the host: `user:password@`, or `token@`. A password that somebody has not
-# encoded may hold `/`, `?`, `#` and `@`; after http://HOST:PORT/ an `@` is part of the path.
+# The text before the host: `user:password@`, or `token@`. A password that somebody has not encoded
+# may hold `/`, `?`, `#` and `@`; after http://HOST:PORT/ an `@` is part of the path.
 _CREDENTIALS = re.compile(
     r"""
     (?P<scheme> \b[A-Za-z][A-Za-z0-9+.-]*:// )

@@ -40,7 +40,7 @@ def place_of(url: str) -> str:
     if parts.scheme == "unix":
         return parts.path
     place = parts.netloc.rpartition("@")[2]
-    # What is no HOST:PORT may be a part of a password.
+    # Text that is not HOST:PORT may be a part of a password.
     return place if _PLACE.fullmatch(place) else "..."
 
 

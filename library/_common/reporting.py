@@ -22,7 +22,7 @@ from embertide._store import StoreError
 FAILED, CONFIGURATION, INTERRUPTED = 1, 2, 130
 COMMAND: contextvars.ContextVar[str] = contextvars.ContextVar("command", default="")
 """The command at work, as `embertide serve`; empty: none of ours."""
-# What a package is called where it is installed from, if not as it is imported.
+# A module's package as pip names it, where the two names differ.
 _DISTRIBUTIONS = {
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
@@ -46,7 +46,7 @@ _REMEDIES = {
     errno.ENOMEM: "give the machine or the container more memory",
 }
 
-# Of these, what people have to change.
+# Those of these errors that last until a person changes something.
 _LASTING = {
     *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
     *(errno.EEXIST, errno.ENAMETOOLONG),
@@ -109,11 +109,11 @@ def fail(message: str, status: int = FAILED, *, as_json: bool = False) -> typer.
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Failure:
-    """What a command ends with.
+    """The end of a command that failed.
 
     Attributes:
         message: Value, cause and remedy.
-        status: Of its end.
+        status: The exit status.
         final: Whether it fails again as long as nobody changes anything.
     """
 

@@ -1,4 +1,4 @@
-"""What commands print: the one place that writes to a terminal.
+"""Output of commands: the one place that writes to a terminal.
 
 Names and values in it are data (quoting.py): nothing is obeyed as markup or as an escape sequence.
 On a terminal no word is cut: messages go on below, indented, and a table that does not fit is
@@ -142,10 +142,10 @@ class Table(rich.table.Table):
     """A table of rich's whose titles and cells are data. Print it with `show_table`.
 
     Args:
-        titles: Of the columns; none: `add_column` adds them.
+        titles: Column titles; none: `add_column` adds them.
         names: Columns of names of any length, whose words may be cut where the others need the
             room.
-        title: What stands above it.
+        title: The text above the table.
         header: Whether the titles are shown.
     """
 

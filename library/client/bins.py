@@ -38,7 +38,7 @@ class Bins:
 
         Args:
             what: The feature.
-            given: What the caller sent for it.
+            given: The keys that the caller sent for it.
             amount: The column of DENSE.
             amount_B: Its values.
 

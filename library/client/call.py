@@ -24,7 +24,7 @@ from embertide.client.errors import (
     VersionGoneError,
 )
 
-# What another try may help. CANCELLED is of a server that ends: no call is cancelled here.
+# Errors that another try may cure. CANCELLED is of a server that ends: no call is cancelled here.
 _REPEATABLE = {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED"}
 # gRPC's words of a connection that ended, and of a server that is not there, and Triton's of one
 # that ends. Nobody has worked at such a request.
@@ -125,8 +125,8 @@ class Tries:
         """Prepare; `steps` sends it.
 
         Args:
-            call: Whose request it is.
-            rpc: Of KServe's service.
+            call: The call that the request belongs to.
+            rpc: The name of an RPC of KServe's service.
             request: Its message.
             deliver: Takes what comes, on any thread; the caller sends it into `steps`.
             everywhere: A version that one endpoint lacks is asked for at the others.
@@ -149,7 +149,7 @@ class Tries:
         """Send the request until it is answered, and return the answer.
 
         Raises:
-            ClientError: What became of it.
+            ClientError: The request failed for good.
         """
         try:
             while True:

@@ -1,4 +1,4 @@
-"""What both clients share: the endpoints and how they are, and what was counted.
+"""The state that both clients share: endpoints, their health, and counters.
 
 The endpoint that is asked is the first of the list that is well. One that failed, or stands still,
 comes last until it answers again: calls under way may do that, and a question whether the model is

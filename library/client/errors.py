@@ -1,4 +1,4 @@
-"""What a call of the client may raise."""
+"""Errors that a call of the client may raise."""
 
 from typing import Self
 
@@ -8,7 +8,7 @@ class ClientError(RuntimeError):
 
 
 class InputError(ClientError, ValueError):
-    """What was given cannot be sent; the message names the feature, the row and the value.
+    """An input cannot be sent; the message names the feature, the row and the value.
 
     Nothing was sent.
     """

@@ -40,7 +40,7 @@ class Columns:
     Attributes:
         features: The model's that the call has, in the order of KEYS.
         own: Whether columns that the node makes are left out.
-        keys: Of each of `features`.
+        keys: The keys of each of `features`.
         dense_BD: None where requests carry none.
         once: Names of the features, and of columns of DENSE, that requests carry once, as they are
             the context's: such a feature's `keys` are of one row. Empty: each row has all columns.

@@ -1,4 +1,4 @@
-"""What calls return."""
+"""Results of the client's calls."""
 
 import dataclasses
 import enum
@@ -32,8 +32,8 @@ class Degraded:
     """Keys that no owner answered: they were read as default rows.
 
     Attributes:
-        keys: How many.
-        of: Of how many keys in the call.
+        keys: The number of such keys.
+        of: The number of keys in the call.
     """
 
     keys: int
@@ -47,13 +47,13 @@ class Degraded:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What every result says: all of it is of one version.
+    """The facts that every result carries: all of it is of one version.
 
     Attributes:
-        version: Of rows and net.
+        version: The version of rows and net.
         watermark_ms: Event time that the version has learned up to.
         staleness_ms: Wall clock since it was committed, the most of the requests; None: not known.
-        plan_epoch: Of the newest plan that a node answered by.
+        plan_epoch: The epoch of the newest plan that a node answered by.
         nodes: That answered, sorted.
         degraded: None where every key was answered.
         sources: By feature a byte for each of its keys, in their order, as `Source` numbers them;
@@ -78,9 +78,9 @@ class Ranked(Answer, Generic[T]):
     """Scores, in the kind that the features came in: numpy [B], pyarrow Array, pandas Series.
 
     Attributes:
-        scores: Of the first head that was asked for: the model's first, unless others were.
-        heads: Of each that was asked for, by its name; "score" of the one head of a model that does
-            not name it.
+        scores: Scores of the first head requested; by default the model's first head.
+        heads: Scores of each requested head, by its name; "score" for the only head of a model that
+            does not name it.
     """
 
     scores: T

@@ -1,4 +1,4 @@
-"""What a model takes, as its configuration in Triton tells; `embertide serve` wrote it there."""
+"""The inputs of a model, as its configuration in Triton tells; `embertide serve` wrote it there."""
 
 import dataclasses
 import json
@@ -11,9 +11,9 @@ from embertide._common.quoting import shown
 from embertide.client.bins import Bins
 from embertide.client.errors import ClientError
 
-# What the backend takes where the configuration says nothing (docs/serving.md, Parameters).
+# The backend's defaults where the configuration says nothing (docs/serving.md, Parameters).
 _MAX_SAMPLES, _MAX_KEYS, _MAX_OUTPUT_BYTES = 4096, 1 << 18, 256 << 20
-# Of what a server tells; beyond them it is none of ours.
+# Bounds on the figures that a server tells; a server beyond them is not one of ours.
 _COUNTS = range(1, 1 << 40)
 _MOST_COLUMNS, _MOST_DIM, _MOST_EDGE = 1 << 16, 1 << 20, 3.5e38
 _OF_FEATURE = {"name", "dim", "pooling", "weighed", "made"}
@@ -43,19 +43,19 @@ class Feature:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Schema:
-    """What a model takes and gives. Immutable.
+    """The inputs and outputs of a model. Immutable.
 
     Attributes:
         model: Its name in Triton.
         ranking: Whether it gives scores; else embeddings.
         features: In the order of KEYS' columns.
         dense: Names of DENSE's columns that requests carry; None: it has `dense_columns`, unnamed.
-        dense_columns: How many they are.
-        dense_made: How many further ones the node makes, behind those.
+        dense_columns: The number of them.
+        dense_made: The number of further ones that the node makes, behind those.
         max_batch: Samples of a request, [B, F].
         max_samples: Samples of a request of either form.
         max_keys: Keys of a request.
-        max_output_bytes: Of its answer.
+        max_output_bytes: Bound on the bytes of its answer.
         lengths: Name of the tensor of the bags' lengths; `output`: of the answer.
         heads: Names of the scores, the first one's in `output`; "score" of one without a name.
         context: Features and columns of DENSE that requests may carry once a user.
@@ -126,7 +126,7 @@ class Schema:
 
 
 class _SchemaError(ValueError):
-    """What a model tells cannot be right; the message says what."""
+    """A model's description of itself cannot be right; the message says why."""
 
 
 def _read(

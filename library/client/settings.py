@@ -20,7 +20,7 @@ class Tls:
     Attributes:
         ca: Who signed the servers'; None: those that gRPC trusts.
         certificate: The client's own, with `key`, where servers ask for one.
-        key: Of `certificate`.
+        key: The private key of `certificate`.
     """
 
     ca: Path | str | None = None
@@ -33,7 +33,7 @@ class Settings:
     """How a client calls.
 
     Attributes:
-        timeout_s: Of a call, all its requests and repeats; calls may name their own.
+        timeout_s: Deadline of a call with all its requests and repeats; a call may give its own.
         try_s: That a request waits before another endpoint is asked, too; None: a part of the
             call's time, and only where the endpoint answers nobody.
         tries: Times that a request is sent at most.
@@ -42,7 +42,7 @@ class Settings:
         tls: None: plain text.
         token: Sent as `authorization: Bearer ...`; a function is asked before each request.
         schemas: By model, of those that do not tell theirs (docs/serving.md, Schema).
-        max_answer_bytes: Of the answer to one request. Calls are cut so that answers fit.
+        max_answer_bytes: Bound on the answer to one request. Calls are cut so that answers fit.
     """
 
     timeout_s: float = 2.0

@@ -125,15 +125,15 @@ class Client:
                 further columns, mappings may not.
             context: By name, what all samples have in common, as the user whose candidates are
                 ranked: one key, list of keys or number each. `features` then lacks them.
-            weights: Of keys in lists, by feature: as the keys, or the name of the column.
+            weights: Weights of keys in lists, by feature: as the keys, or the name of the column.
             dense: [B, D], or names of columns; None: columns of the names that the model tells.
             heads: Names of those whose scores are wanted; None: all of the model's.
             version: The one to answer by; None: the newest that the node answers at.
             sources: Ask where each key's row came from.
-            timeout_s: Of the whole call; None: the client's.
+            timeout_s: Deadline of the whole call; None: the client's.
 
         Raises:
-            InputError: What was given cannot be sent; nothing was sent.
+            InputError: The input cannot be sent; nothing was sent.
             VersionGoneError: The node does not hold the version.
             DeadlineError: The time was up.
             DegradedError: Too many keys have no owner that answers.

@@ -28,8 +28,8 @@ class Keys:
 
     Attributes:
         keys_N: Those of all samples, one after the other.
-        lengths_B: How many each sample has; None: one.
-        weights_N: Of each key; None: 1.
+        lengths_B: The number of keys of each sample; None: one.
+        weights_N: The weight of each key; None: 1.
     """
 
     keys_N: NDArray[np.int64]

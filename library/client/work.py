@@ -1,4 +1,4 @@
-"""What a call asks for, and its answer, checked: a server may be somebody else's, or broken."""
+"""The requests of a call, and its answer, checked: a server may be somebody else's, or broken."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """What a call asks for, whichever client sends it."""
+    """The requests of a call, whichever client sends them."""
 
     columns: Columns
     sources: bool
