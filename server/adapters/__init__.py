@@ -1,1 +1,1 @@
-"""What the server talks to: Triton, Redis, nodes, clocks."""
+"""Connections to what the server talks to: Triton, Redis, nodes, clocks."""

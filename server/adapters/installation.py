@@ -30,7 +30,7 @@ _GIVE = (
 _HELP_S, _START_S, _POLL_S = 60.0, 60.0, 0.02
 _OPTION = re.compile(r"^\s*(--[a-z0-9-]+)", re.MULTILINE)
 _VERSION = re.compile(r"\|\s*server_version\s*\|\s*(\S+)\s*\|")
-# What the loader says, of a library that is not there or is of another system.
+# The loader's message about a library that is missing or belongs to another system.
 _NOT_LOADED = re.compile(r"error while loading shared libraries: .*|version `.*' not found.*")
 
 

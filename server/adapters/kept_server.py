@@ -57,7 +57,7 @@ class KeptServer:
     """Watches a server that was started and is ready. Not thread-safe.
 
     Attributes:
-        server: Whose `process`, `restarts` and `silences` change.
+        server: The server; its `process`, `restarts` and `silences` change.
         stopping: Whether it is started no more, as its end is wanted.
     """
 

@@ -1,4 +1,4 @@
-"""What is known to be wrong with versions of tritonserver: of its doors, before anything of ours.
+"""Known faults of versions of tritonserver: those of its listeners, outside our code.
 
 Written by hand on 2026-11-28, and not complete: from trials of 2.51 and 2.72 (docs/install.md), and
 from the changes of github.com/triton-inference-server/server, whose pull requests the numbers name.
@@ -15,7 +15,7 @@ class Hole:
 
     Attributes:
         door: Through which; one that is closed lets nobody do it.
-        what: What happens.
+        what: Its effect, in words for people.
         repaired: The first version without it, of 2.x; None: no version is known.
     """
 
@@ -60,7 +60,7 @@ def advice(version: str, *, http: bool = True) -> str:
     """Return in one line what a newer server would repair, and how to get it; empty: nothing.
 
     Args:
-        version: Of the server.
+        version: The server's version.
         http: Whether its HTTP is open.
     """
     repaired = [

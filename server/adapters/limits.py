@@ -1,4 +1,4 @@
-"""What the system lets a process take: open files, threads, memory; the least that a node needs.
+"""The system's limits on a process: open files, threads, memory; the minimum that a node needs.
 
 Without enough files a server ends with a signal or never gets ready, without enough threads it is
 aborted, and neither says why. So `serve` and `control` look first, and `doctor` shows it.

@@ -29,10 +29,10 @@ class Option:
     """An option of a node.
 
     Attributes:
-        name: Of its parameter in ``config.pbtxt``.
-        type: Of its value: str, Path, bool, int, float, or tuple for a list of texts.
-        default: What a node takes where the parameter is not given; None: that is no constant.
-        setting: What else is declared of it.
+        name: The name of its parameter in ``config.pbtxt``.
+        type: The type of its value: str, Path, bool, int, float, or tuple for a list of texts.
+        default: The node's value where the parameter is not given; None: that is no constant.
+        setting: The rest of its declaration.
     """
 
     name: str
@@ -69,7 +69,7 @@ OPTIONS: Mapping[str, Option] = {
 
 
 class ModelOptions:
-    """What ``config.pbtxt`` says of a model: a node's options, and what Triton does with requests.
+    """A model's ``config.pbtxt``: a node's options, and what Triton does with requests.
 
     A node's options have the names and types of `OPTIONS`, as keywords and as attributes; None
     leaves one to the node's default. Immutable.
@@ -77,7 +77,7 @@ class ModelOptions:
     Attributes:
         hps_names: NUMKEYS and OUTPUT0 instead of LENGTHS and EMBEDDING.
         instances: Requests that are answered at a time; they share one copy of the rows.
-        max_batch_size: Of requests that Triton puts together.
+        max_batch_size: Bound on the requests that Triton batches together.
         max_queue_delay_us: That a request may wait for others; None: requests are not put together.
         max_queue_size: Requests that may wait in Triton's queue, which it has only where requests
             are put together; more are refused. None: no bound.

@@ -29,8 +29,8 @@ class Nodes:
         """Connect to nobody yet.
 
         Args:
-            token_file: Of the nodes' token, read at each question; None: they ask for none.
-            tls: What to dial with; None: plain text.
+            token_file: File with the nodes' token, read for each question; None: they ask for none.
+            tls: Certificates to connect with; None: plain text.
         """
         self._token_file = token_file
         self._token = ""

@@ -28,7 +28,7 @@ class ProcessError(OperatingError):
 
 
 class UsageError(ProcessError):
-    """What was asked for cannot work, however often it is tried."""
+    """The request cannot work, however often it is tried."""
 
     exit_status = 2
 

@@ -1,4 +1,4 @@
-"""What requests of a model carry, as `config.pbtxt` tells clients: made from a snapshot's manifest.
+"""The columns of a model's requests, as `config.pbtxt` tells clients: made from a manifest.
 
 The backend proves that the features are those of the model that it loads.
 """

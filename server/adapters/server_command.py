@@ -59,8 +59,8 @@ class ServerOptions:
     triton: Path | None = None  # as `find_installation` takes it; None: that of the wheel
     front: Front = "own"  # who answers callers
     host: str = "127.0.0.1"
-    # Of inferences over HTTP, in plain text; None: closed. With front `triton`, a hundred bytes of
-    # anybody end or fill version 2.51 (docs/security.md).
+    # Port of inferences over HTTP, in plain text; None: closed. With front `triton`, a hundred
+    # bytes of anybody end or fill version 2.51 (docs/security.md).
     http_port: int | None = None
     grpc_port: int = 8001
     metrics_port: int = 8002
@@ -221,9 +221,10 @@ def command(
     """Return the command line of a server, and what its environment has beside ours.
 
     Args:
-        options: Of the server.
-        installation: Whose core it has.
-        own_socket: Of front `own`: where who starts it may ask everything.
+        options: The server's options.
+        installation: The installation that has Triton's core.
+        own_socket: With front `own`: a socket where the process that starts the server may ask
+            everything.
     """
     if options.front == "triton":
         arguments = triton_arguments(options, installation.root)

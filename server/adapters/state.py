@@ -194,7 +194,7 @@ def _saved(saved: SavedState, plan_of: Callable[[int], LaidPlan | None]) -> Save
 
 
 class _Plans:
-    """What a writer knows of the newest plan and of the parts that the kept ones have."""
+    """A writer's knowledge of the newest plan and of the parts that the kept plans have."""
 
     def __init__(self) -> None:
         self.newest: LaidPlan | None = None
@@ -400,8 +400,8 @@ class RedisState:
         """Name the Redis and the model; connects when first asked.
 
         Args:
-            url: Of the Redis.
-            model: Whose state it is.
+            url: The URL of the Redis.
+            model: The model that the state is of.
             why_away: Says why a Redis of our own is away, and what to do; empty: nothing is known.
 
         Raises:

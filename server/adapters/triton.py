@@ -38,7 +38,7 @@ BACKEND = "embertide"
 _LIBRARY = f"libtriton_{BACKEND}.so"
 # Enough of a failing server's log to hold its reason.
 _LOG_TAIL_LINES = 40
-# What we say there, and not Triton.
+# Our own messages in Triton's log.
 _OURS = re.compile("embertide(_server)?: ")
 # Inferences that Triton has answered, well or not.
 _ANSWERED = re.compile(r"^nv_inference_request_(?:success|failure)\{.*\} (\S+)$", re.MULTILINE)

@@ -46,8 +46,8 @@ def _common(
             "--context",
             envvar="EMBERTIDE_CONTEXT",
             metavar="NAME",
-            help="Whose control plane to ask, by a name of `embertide context`; without it, the "
-            "one in use.",
+            help="The control plane to ask, by its name in `embertide context`; without it, "
+            "the one in use.",
         ),
     ] = None,
     version: Annotated[

@@ -84,7 +84,7 @@ def _with_options(command: Callable[..., Any] | None) -> Callable[..., Any] | No
         called: typer.Context = options[asks] if asks else options.pop(context.name)
         theirs = not_for(options.get("control"))
         if theirs:
-            # What a context says is for its control plane alone: another one gets none of it.
+            # A context's settings are for its control plane alone: another one gets none of them.
             given: dict[str, Any] = {"model": model, "tls": tls, "plaintext": plaintext}
             given = _own(called, {**given, "token_file": options["token_file"]}, theirs)
             model, tls, plaintext = given["model"], given["tls"], bool(given["plaintext"])

@@ -33,7 +33,7 @@ _applied: dict[str, str] = {}  # what the environment of this process has of a c
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """What commands are told of a control plane.
+    """The settings by which commands reach a control plane.
 
     Attributes:
         control: host:port, several with commas between.
@@ -167,7 +167,7 @@ def apply_context(name: str | None, *, first: bool = False) -> None:
     It says nothing where the environment names another control plane.
 
     Args:
-        name: Of the context; None: the one in use, if there is one.
+        name: The context's name; None: the one in use, if there is one.
         first: Whether it goes before the environment: it was named on the command line.
 
     Raises:
@@ -210,7 +210,7 @@ def _absolute(path: Path | None) -> str:
 
 @app.command()
 def add(
-    name: Annotated[str, typer.Argument(help="What to call it, as prod.")],
+    name: Annotated[str, typer.Argument(help="The new context's name, as prod.")],
     control: Annotated[
         str, typer.Option(help="HOST:PORT of the control plane; several with commas between.")
     ],
@@ -256,7 +256,7 @@ def add(
 
 
 @app.command()
-def use(name: Annotated[str, typer.Argument(help="Of a context.")]) -> None:
+def use(name: Annotated[str, typer.Argument(help="The context's name.")]) -> None:
     """Use a context from now on."""
     with report_errors():
         kept = _read()
@@ -266,7 +266,7 @@ def use(name: Annotated[str, typer.Argument(help="Of a context.")]) -> None:
 
 
 @app.command()
-def remove(name: Annotated[str, typer.Argument(help="Of a context.")]) -> None:
+def remove(name: Annotated[str, typer.Argument(help="The context's name.")]) -> None:
     """Forget a context; if it was in use, none is."""
     with report_errors():
         kept = _read()
@@ -299,7 +299,7 @@ def list_all(as_json: Json = False) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str | None, typer.Argument(help="Of a context; default: in use.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The context; default: in use.")] = None,
 ) -> None:
     """Show what commands are told, and what the environment says instead."""
     with report_errors():

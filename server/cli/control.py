@@ -111,7 +111,7 @@ def command(
     ] = 2000,
     clock: Annotated[
         Clock,
-        typer.Option(help="What reads are counted in; event: the stream's time, for replays."),
+        typer.Option(help="The clock for counting reads; event: the stream's time, for replays."),
     ] = "wall",
     planner_limit_s: Annotated[
         float, typer.Option(help="How long a planner may take, at most 25 s.", min=0.1, max=25)
@@ -261,7 +261,7 @@ def command(
         except (RefusedError, ListenError) as error:
             raise ProcessError(str(error)) from error
         asked = " and ".join(filter(None, ("certificates" * bool(tls), "tokens" * bool(tokens))))
-        # What nodes are given, but for a password.
+        # The URL that nodes are given, but for a password.
         shown = without_secrets(url).partition("?")[0]
         say(
             f"control plane of model {', '.join(map(repr, models))} at {server.address}, "

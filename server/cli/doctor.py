@@ -29,7 +29,7 @@ from embertide.server.adapters.process import ProcessError, check_port
 from embertide.server.adapters.server_command import TritonError, find_program
 from embertide.server.cli.common_options import DEFAULT_BACKENDS, Backends, Json, Triton
 
-# What the dense programs' default baseline, x86-64-v3, needs of a CPU.
+# CPU features that the dense programs' default baseline, x86-64-v3, needs.
 _CPU_FLAGS = {"avx2", "fma", "bmi2", "f16c"}
 _LEAST_MEMORY = 4 << 30
 _LEAST_DISK = 5 << 30

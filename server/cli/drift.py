@@ -30,7 +30,7 @@ from embertide.server.core.drift.options import MODES
 from embertide.v1 import control_pb2
 
 app = typer.Typer(
-    help="What the control plane decides about drift: list the decisions, set the mode, freeze.",
+    help="Decisions of the control plane about drift: list them, set the mode, freeze.",
     rich_markup_mode="markdown",
     invoke_without_command=True,
 )

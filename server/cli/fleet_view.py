@@ -15,15 +15,15 @@ from embertide.v1 import control_pb2, plan_pb2
 
 
 class FleetAnswers(NamedTuple):
-    """What a control plane says of its fleet.
+    """A control plane's answers about its fleet.
 
     Attributes:
         at_ms: Wall clock when it was asked.
         open: Whether it asks nobody for a token.
         status: Its status.
         plan: The newest plan; None: there is none yet.
-        load: What was read in the last load window; None: there is no plan yet.
-        no_plan: What it says where it has no plan.
+        load: The load of the last window; None: there is no plan yet.
+        no_plan: Its message where it has no plan.
     """
 
     at_ms: int
@@ -68,7 +68,7 @@ def facts_of(answers: FleetAnswers) -> dict[str, Any]:
             "state": enum_name(control_pb2.NodeState, each.state).lower(),
             "versions": [each.versions.oldest.number, each.versions.newest.number],
             "plan_epoch": each.plan_epoch,
-            # What a dead one said last is not how it is.
+            # The last words of a dead node do not tell its present state.
             "staleness_ms": each.staleness_ms if _lives(each) else None,
             "last_beat_ms": None if each.unheard else each.last_beat_ms,
         }

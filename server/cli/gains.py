@@ -1,4 +1,4 @@
-"""What a plan is predicted to gain, and how far the cost model that says so can be trusted."""
+"""The gain that a plan is predicted to bring, and how far the cost model can be trusted."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -29,8 +29,8 @@ class NodeFlag:
     """A flag of the command line for an option of a node.
 
     Attributes:
-        option: Whose value it gives.
-        name: Of the command's parameter, as `ddr_mib`.
+        option: The option that the flag sets.
+        name: The name of the command's parameter, as `ddr_mib`.
     """
 
     def __init__(self, option: Option) -> None:
@@ -39,7 +39,7 @@ class NodeFlag:
         self._flag = option.setting.flag
         self.name = self._flag.name.replace("-", "_")
         ending, scale = _LARGER_UNITS.get(option.setting.unit, ("", None))
-        # What one of the flag's units is in the option's.
+        # One unit of the flag, in units of the option.
         self._scale = scale if self._flag.name.endswith(ending) else None
         self._type = float if self._scale == _MS else option.type
 

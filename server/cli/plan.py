@@ -128,10 +128,10 @@ def explain(
     profile: Annotated[
         Path | None,
         typer.Option(
-            help="Of a training step: explain that in place of a fleet's plan.", dir_okay=False
+            help="Profile of a training step to explain in place of a fleet's plan.", dir_okay=False
         ),
     ] = None,
-    ranks: Annotated[int, typer.Option(help="With --profile: of the trainer.", min=1)] = 1,
+    ranks: Annotated[int, typer.Option(help="With --profile: ranks of the trainer.", min=1)] = 1,
     plan_file: Annotated[
         Path | None,
         typer.Option(
@@ -290,7 +290,7 @@ def diff(
 
 @app.command("ranks")
 def ranks(
-    ranks: Annotated[int, typer.Argument(help="Of the trainer.", min=1, max=65_534)],
+    ranks: Annotated[int, typer.Argument(help="Ranks of the trainer.", min=1, max=65_534)],
     output: Annotated[Path, typer.Argument(help="File to write.", dir_okay=False)],
     search: Annotated[
         Path | None,

@@ -30,8 +30,8 @@ class TrainerProcess(Stopped):
     """One of the trainer's commands with --json, running beside us. A context manager.
 
     Attributes:
-        progress: What it said last of its progress.
-        result: What it said at its end.
+        progress: The last progress that it reported.
+        result: The result that it reported at its end.
     """
 
     def __init__(self, name: str, arguments: Sequence[str], *, log: Path) -> None:

@@ -25,7 +25,7 @@ from embertide.server.cli.metrics_page import MetricsPage
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 5.0, 300.0
 _LONGEST_PAUSE_S = 5.0  # where the system refused: once there is room, it is used soon
 _MIB = 1 << 20
-# What the backend writes into `ssd_directory`.
+# The files that the backend writes into `ssd_directory`.
 _SSD_FILES = ("device-*.log", "seal.json", "seal-*.rows")
 
 

@@ -66,7 +66,7 @@ class Files:
     """A snapshot's files, each proved as it is read.
 
     Attributes:
-        path: Of the snapshot.
+        path: The snapshot's folder.
         manifest: As the store's library reads it.
         tables: By name.
     """
@@ -151,13 +151,13 @@ class Files:
 
 @dataclasses.dataclass(slots=True)
 class TableSummary:
-    """What a table holds.
+    """The contents of a table.
 
     Attributes:
         rows: Their number.
-        bytes: Of its bucket files.
+        bytes: Size of its bucket files.
         buckets: With a file.
-        live_chunks: How many rows have 0, 1, ... live chunks.
+        live_chunks: The number of rows with 0, 1, ... live chunks.
     """
 
     rows: int
@@ -177,7 +177,7 @@ class TableDiff:
         added: Rows that the second alone has.
         removed: Rows that the first alone has.
         changed: Rows whose live chunks or values differ.
-        bytes: Of the second's bucket files, less those of the first.
+        bytes: Size of the second's bucket files, less that of the first's.
     """
 
     table: str

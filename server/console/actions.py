@@ -38,12 +38,12 @@ class Preview:
     """A move as its page shows it.
 
     Attributes:
-        answer: Of the control plane.
+        answer: The control plane's answer.
         moves: The first 200: table, bucket, from, to, reads, bytes.
-        devices: Of all devices that change: name, reads and bytes, each before and after.
-        fields: Of the form, to be sent again.
+        devices: All devices that change: name, reads and bytes, each before and after.
+        fields: The form's fields, to be sent again.
         operation: Its id.
-        epoch: Of the plan that it was made from.
+        epoch: The epoch of the plan that it was made from.
     """
 
     answer: control_pb2.StartReshardResponse

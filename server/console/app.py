@@ -92,9 +92,9 @@ class Console:
     """The pages of one control plane. Thread-safe.
 
     Attributes:
-        app: What a server of ASGI runs.
+        app: The ASGI application.
         sessions: Who is logged in.
-        source: What the control plane said last.
+        source: The source of the control plane's last answers.
         refused_logins: Tokens that it did not take.
     """
 

@@ -1,4 +1,4 @@
-"""What every request passes: the host that it names, headers of every answer, and forms.
+"""The checks that every request passes: the host that it names, headers of every answer, and forms.
 
 A page of elsewhere must not act here: it may resolve a name of its own to this address (DNS
 rebinding), show a page of ours in a frame (clickjacking), or send a form (CSRF).
@@ -39,7 +39,7 @@ class FormError(ValueError):
     """A form is refused.
 
     Attributes:
-        status: Of HTTP.
+        status: The HTTP status.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -53,7 +53,7 @@ class Doors:
     """Let requests through that name a host of ours, and give each answer its headers.
 
     Attributes:
-        app: What answers.
+        app: The application that answers.
         hosts: Names of ours, in lower case, without ports; an IPv6 address without brackets.
         https: Whether browsers come by TLS.
     """

@@ -70,7 +70,7 @@ class HeatMap:
                         continue
                     at = begin[0] + each.bucket // begin[1]
                     if at < begin[2]:
-                        # What callers wanted of it, wherever it was answered.
+                        # Reads that callers asked of it, wherever they were answered.
                         reads[at] += each.reads - each.peer_reads + each.asked + each.hot_reads
                         remote[at] += each.asked
             self._columns.append(_Column(answers.at_ms, plan.epoch, reads, remote))

@@ -14,8 +14,8 @@ class Sample(NamedTuple):
 
     Attributes:
         at_ms: Wall clock.
-        staleness_worst_ms: Of the live nodes.
-        staleness_median_ms: Of the live nodes.
+        staleness_worst_ms: The largest staleness of a live node.
+        staleness_median_ms: The median staleness of the live nodes.
         behind_worst: Versions behind the newest commit, of the live nodes.
     """
 

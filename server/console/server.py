@@ -36,7 +36,7 @@ class HttpsFolder:
     """The certificate that browsers see. It is read again when its files change.
 
     Attributes:
-        context: What a server listens with.
+        context: The TLS context that a server listens with.
         refused: Times that changed files were found wrong, and those before were kept.
     """
 

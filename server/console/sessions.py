@@ -20,7 +20,7 @@ class Session:
 
     Attributes:
         caller: Calls the control plane with the visitor's token.
-        csrf: What every form of the session must carry.
+        csrf: The token that every form of the session must carry.
         began_s: When it began, by the clock of `Sessions`.
         used_s: When a person asked for a page; pages that refresh themselves do not count.
         verified_s: When the control plane last took the token.

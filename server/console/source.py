@@ -1,4 +1,4 @@
-"""What the control plane said last, for all visitors, and how old that is.
+"""The control plane's last answers, for all visitors, and their age.
 
 Pages never wait for a control plane that does not answer: one thread asks, with the token of a
 visitor who is there, and pages show the last answers with their age. It is asked at most a tenth of
@@ -38,7 +38,7 @@ class Reading(NamedTuple):
     """Everything that pages show.
 
     Attributes:
-        answers: Of the fleet.
+        answers: The control plane's answers about the fleet.
         facts: The same as `embertide status` has it.
         operations: The newest, newest first.
         decisions: The newest about drift, and how it decides.

@@ -1,4 +1,4 @@
-"""What happened to a fleet, as pages show it: the events that the control plane keeps."""
+"""The events of a fleet, as pages show them: those that the control plane keeps."""
 
 from typing import NamedTuple
 

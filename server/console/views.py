@@ -1,4 +1,4 @@
-"""What pages show, made of a reading: the figures that `embertide status` prints, and no others."""
+"""The contents of pages, from a reading: the figures of `embertide status`, and no others."""
 
 import collections
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Tile(NamedTuple):
     Attributes:
         title: Its name.
         value: As people read it.
-        note: What stands below it.
+        note: The text below it.
         tone: good, warn, bad or plain.
     """
 

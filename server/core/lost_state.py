@@ -47,9 +47,9 @@ def check_adoption(
 
     Args:
         live: The members that live.
-        loads: What those say that they hold, by name.
+        loads: The loads that those report, by name.
         since_ms: For how long this control plane has been there to be found.
-        epoch: Of our plan; 0: there is none.
+        epoch: The epoch of our plan; 0: there is none.
 
     Raises:
         RefusedError: Not all live nodes are known or say what they hold, or they follow our plan.

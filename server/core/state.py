@@ -40,7 +40,7 @@ class Writes:
         operations: By id; None: not kept any more.
         made: Ids of those of `operations` whose request and moves are new. Of large ones these are
             written then, and not at each step.
-        encoded: What `moves_alone` makes of some of `made`, as bytes, where that was done before.
+        encoded: The bytes that `moves_alone` makes of some of `made`, where that was done before.
         decisions: About drift, by id; None: not kept any more.
         settings: The treatment of drift from now on.
         events: What happened, by number; None: not kept any more.

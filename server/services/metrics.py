@@ -136,10 +136,8 @@ class ControlPage(Collector):
 
     def _of_ourselves(self) -> Iterator[Metric]:
         labels = ["model", "what"]
-        events = CounterMetricFamily(
-            _PREFIX + "events", "What the log says, by kind.", labels=labels
-        )
-        faults = CounterMetricFamily(_PREFIX + "faults", "What went wrong, by kind.", labels=labels)
+        events = CounterMetricFamily(_PREFIX + "events", "Log entries, by kind.", labels=labels)
+        faults = CounterMetricFamily(_PREFIX + "faults", "Faults, by kind.", labels=labels)
         healthy = GaugeMetricFamily(
             _PREFIX + "task_ok", "0: a background task fails, or has no thread.", labels=labels
         )

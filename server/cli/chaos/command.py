@@ -98,11 +98,11 @@ def command(
     seed: Annotated[
         list[int] | None,
         typer.Option(
-            help="Of the first round, 1 without it, each next one adds 1; or, given several times, "
-            "of all rounds."
+            help="Seed of the first round, by default 1; each later round adds 1. Given several "
+            "times: the seeds of all rounds."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="How many rounds.", min=1)] = 10,
+    rounds: Annotated[int, typer.Option(help="Number of rounds.", min=1)] = 10,
     minutes: Annotated[
         float | None, typer.Option(help="Begin no round after so many minutes.", min=0.0)
     ] = None,

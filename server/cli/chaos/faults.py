@@ -1,4 +1,4 @@
-"""What goes wrong in a round: drawn from the round's seed alone, so that a seed repeats a round."""
+"""The faults of a round: drawn from the round's seed alone, so that a seed repeats a round."""
 
 import dataclasses
 import random
@@ -51,12 +51,12 @@ class Kind:
     """A kind of fault.
 
     Attributes:
-        targets: What it may concern.
+        targets: The things that it may hit.
         lasts: Shortest and longest, in s.
         amounts: Least and greatest strength.
         weight: How often it is drawn, against the others.
         follow: Kinds of which one follows, so that what was harmed is read: each with its targets.
-        about: What it does, for people; the unit of `amounts` in it.
+        about: Its effect, for people; the unit of `amounts` in it.
     """
 
     name: str

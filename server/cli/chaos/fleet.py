@@ -71,7 +71,7 @@ class _Service:
 
 
 class Fleet:
-    """What runs. Used by one thread, as the kernel ends a child with the thread that started it."""
+    """Processes that run. For one thread: the kernel ends a child with its starting thread."""
 
     def __init__(self, options: ChaosOptions) -> None:
         """Start everything and wait until both nodes are ready.

@@ -37,7 +37,7 @@ class Route:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Harm:
-    """What a link does to what passes; nothing by default."""
+    """The damage that a link does to its traffic; by default none."""
 
     delay_s: float = 0.0
     loss: float = 0.0

@@ -1,4 +1,4 @@
-"""What chaos runs over and where."""
+"""Options of a chaos run."""
 
 import dataclasses
 import shutil
@@ -17,21 +17,21 @@ class ChaosError(ProcessError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ChaosOptions:
-    """What chaos runs over and where.
+    """Options of a chaos run.
 
     Attributes:
-        directory: Of logs, of the publication and of the report.
+        directory: Folder of logs, of the publication and of the report.
         triton: The tritonserver; None: that of the wheel.
         data: Events, as `embertide train --data` takes them in a file; None: synthetic news.
         config: A run's file, as `embertide train --config` takes it; None: the news model.
         events_per_s: How fast events happen.
         version_s: Event time between versions.
         versions_per_snapshot: A node whose files were harmed waits for the next snapshot.
-        seed: Of the traffic.
-        clients: Of each node.
-        samples: Of a request.
+        seed: Seed of the traffic.
+        clients: Clients per node.
+        samples: Samples per request.
         pause_s: From an answer to a client's next request.
-        deadline_s: Of a request.
+        deadline_s: Deadline of a request.
         heal_s: A round in which the fleet takes longer has failed.
         without: Kinds of faults that are left out.
         clock_library: libfaketime, by which clocks are set; None: they are left alone.

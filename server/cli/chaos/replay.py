@@ -1,4 +1,4 @@
-"""What every version is, replayed from the publication's own files as they appear.
+"""The contents of every version, replayed from the publication's own files as they appear.
 
 The log is the first snapshot and then the delta files of every version (docs/formats.md). It is
 read here with Python alone, so that a fault of the store's code cannot hide in both sides of a

@@ -1,4 +1,4 @@
-"""What came of a run: report.json for programs, report.html with a timeline for people."""
+"""The report of a run: report.json for programs, report.html with a timeline for people."""
 
 import base64
 import dataclasses

@@ -29,7 +29,7 @@ _STATE_SAMPLES = 1024
 _DELTAS_KEPT = 50  # of a round that failed
 _KEPT = 20  # violations and endings of a round, at most
 _OF_KEY = re.compile(r"(?P<who>.*node-\d): key \S+ of \S+ at \d+: (?P<what>.*)")
-# What nodes count when they meet bytes that are not what was sent.
+# The counters of nodes for bytes that differ from those sent.
 _NOTICED = ("corrupt", "gap", "reconnect")
 # Faults that may cost a request: something happened to a node, to what it asks of its peers, or to
 # the machine.
@@ -38,7 +38,7 @@ _OF_MACHINE = ("busy-cpu", "clock")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Bin:
-    """What requests became of in a part of a round."""
+    """The outcome of requests in a part of a round."""
 
     at_s: float  # from the begin of the run
     answered: int = 0
@@ -112,7 +112,7 @@ class Chaos:
     """A fleet, its traffic and its rounds. A context manager that ends all of it.
 
     Attributes:
-        begun_s: Of the monotonic clock, when traffic began.
+        begun_s: The time when traffic began, on the monotonic clock.
     """
 
     def __init__(self, options: ChaosOptions, show: Callable[[str], None]) -> None:

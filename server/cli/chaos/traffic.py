@@ -44,7 +44,7 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """What a node answered."""
+    """A node's answer."""
 
     version: int
     rows: bytes
@@ -53,7 +53,7 @@ class Answer:
 
 
 Keys = Sequence[Sequence[int | None]]
-"""Of each sample a key a feature, as the log has them; None: the feature has none."""
+"""For each sample, a key per feature, as the log has them; None: the feature has none."""
 
 
 def _tensors(keys_BF: Keys) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class Traffic:
         """Return what was asked, in order, and what was wrong since the last call.
 
         Raises:
-            Exception: What ended a client, which nothing should.
+            Exception: An error ended a client, which nothing should.
         """
         all_asked, all_wrong = [], []
         for each in self.clients:

@@ -109,7 +109,7 @@ _SHOWN_PHASES = ("comparing", "watching", "moving", "settling", "measuring")
 
 
 class _Lines:
-    """What a log or a pipe gets instead of the live view: a line now and then."""
+    """The output for a log or a pipe, in place of the live view: a line now and then."""
 
     def __init__(self) -> None:
         self._said, self._stage, self._console = 0.0, "", ""

@@ -1,4 +1,4 @@
-"""What serves in the demo: a control plane, and two nodes of two CPU devices that share a model.
+"""The serving side of the demo: a control plane, and two nodes of two CPU devices each.
 
 embertide control ── plans ──> state Redis (its own)
 ^ beats                        │ read by

@@ -1,4 +1,4 @@
-"""What the demo runs over and where: what a user may choose, and what it chooses itself."""
+"""Options of the demo: those that a user may choose, and those that it chooses itself."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ CONTEXT = {
 }
 """Columns that are the user's, by model: requests carry them once for all of its candidates."""
 MADE_STALENESS_MIN = 9.0
-"""Of models whose columns nodes make from what is published: those are as old as the version."""
+"""Staleness of models whose columns nodes make from published rows: as old as the version."""
 _MARKER = "demo.json"
 _PATHS = ("directory", "backends", "cache", "triton")
 
@@ -32,7 +32,7 @@ class DemoError(ProcessError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DemoOptions:
-    """What the demo runs over, and where."""
+    """Options of the demo."""
 
     directory: Path
     backends: Path
@@ -79,17 +79,17 @@ class DemoOptions:
 
     @property
     def frozen_records(self) -> Path:
-        """What the frozen copy answered."""
+        """The answers of the frozen copy."""
         return self.directory / "frozen"
 
     @property
     def reshard(self) -> Path:
-        """What moved, and when."""
+        """The moves of the reshard, and when they happened."""
         return self.directory / "reshard.json"
 
     @property
     def decisions(self) -> Path:
-        """What the control plane saw and decided, moved or not."""
+        """The control plane's observations and decisions, whether it moved or not."""
         return self.directory / "decisions.json"
 
     @property

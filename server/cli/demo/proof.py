@@ -1,4 +1,4 @@
-"""What a demo's report says, made again from its records, the input and the nodes' metrics."""
+"""The report of a demo, made again from its records, the input and the nodes' metrics."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping

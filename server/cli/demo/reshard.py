@@ -44,7 +44,7 @@ _DECISION_FIELDS = (
     "explanation",
 )
 SHIFTED_SHARE = 0.8
-"""Of the requests, those that come to the first node in the second half."""
+"""Share of the requests that come to the first node in the second half."""
 
 
 class DemoReshard:

@@ -49,7 +49,7 @@ _BUS_ANSWERS_S = 3.0
 
 @dataclasses.dataclass(slots=True)
 class State:
-    """What the demo looks like now, for whoever shows it."""
+    """The demo's current state, for whoever shows it."""
 
     stage: str = "starting"
     console: str = ""  # where it is, or why it is not there

@@ -55,7 +55,7 @@ class Diagnosis:
 
         Args:
             settings: The treatment of drift.
-            forbidden: What forbids a look now; None: nothing does.
+            forbidden: The reason that forbids a look now; None: nothing does.
         """
         reason = forbidden or self._last
         return control_pb2.DriftStatus(

@@ -1,4 +1,4 @@
-"""What follows the drift: it looks when it is time, and says which operation a look comes to.
+"""The follower of the drift: it looks when it is time, and turns a look into an operation.
 
 Looks and measurements of gains run as tasks, where planners run. The autopilot decides when one is
 due and judges what came of it.
@@ -51,7 +51,7 @@ class DriftFollower:
         """Look at the drift when it is time, and act on what a look has found.
 
         Args:
-            epoch: Of the plan; a look at an earlier one counts no more.
+            epoch: The plan's epoch; a look at an earlier plan no longer counts.
             situation: Makes what a look and its operation are judged by.
             accept: Takes the operation that a look comes to.
             now_ms: Wall clock.

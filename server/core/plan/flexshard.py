@@ -38,7 +38,8 @@ from embertide.server.core.plan.validity import OWNERS_MAX
 
 Copies = Mapping[int, float]  # rows a node, by table
 
-# What `embertide serve` gives a node for copies; a node keeps no more than its own budget holds.
+# The bytes for copies that `embertide serve` gives a node; a node keeps no more than its own budget
+# holds.
 COPY_BYTES = 32 << 20
 # Beside its payload, a copy takes its key, its place in the set and its part of a page.
 COPY_OVERHEAD = 96
