@@ -1,4 +1,4 @@
-"""What the trainer raises: one base class, with the facts in fields as well as in the text."""
+"""Errors of the trainer: one base class, with the facts in fields as well as in the text."""
 
 from embertide._common.errors import OperatingError
 from embertide._common.quoting import terminal_text, without_secrets
@@ -15,7 +15,7 @@ class FinalError(TrainerError):
 
 
 class ConfigurationError(TrainerError):
-    """What was asked for cannot work, however often it is tried."""
+    """The request cannot work, however often it is tried."""
 
     exit_status = 2
 
@@ -25,7 +25,7 @@ class DataError(ConfigurationError):
 
     Attributes:
         path: The file or URL, or a name for a source that has none.
-        reason: What is wrong and what to do about it.
+        reason: The cause and the remedy.
         row: Event index at which it was found, or None if it concerns the whole input.
     """
 

@@ -79,7 +79,7 @@ def command(
         run, source = window.open()
         depends = repr((version("embertide"), dataclasses.asdict(run), window.depends()))
         depends += f", {days_at_once} days" if days_at_once > 1 else ""
-        # Of other events or settings, another run.
+        # Other events or settings are another run, in another folder.
         kept = folder / hashlib.sha256(depends.encode()).hexdigest()[:16]
         cache = cache or kept / "programs"  # each block would compile the same net again
         first = blocks_of(source, days_at_once)

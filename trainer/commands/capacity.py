@@ -98,14 +98,14 @@ def command(
             ".csv (see --column), .trace or .trace.xz; also fsspec URLs."
         ),
     ],
-    row_bytes: Annotated[int, typer.Option(min=1, help="Of a row's payload, as it is stored.")],
+    row_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a row, as it is stored.")],
     latency_goal: Annotated[
         float | None, typer.Option(help="Mean of a request, in microseconds.")
     ] = None,
     p99_goal: Annotated[
         float | None, typer.Option(help="99 of 100 requests, in microseconds.")
     ] = None,
-    keys: Annotated[int, typer.Option(min=1, help="That a request reads.")] = 26,
+    keys: Annotated[int, typer.Option(min=1, help="Keys that a request reads.")] = 26,
     column: Annotated[str | None, typer.Option(help="The key column of the trace.")] = None,
     accesses: Annotated[int | None, typer.Option(min=1, help="Read the first ones alone.")] = None,
     total_rows: Annotated[
@@ -114,9 +114,13 @@ def command(
     hbm_mib: Annotated[int, typer.Option(min=0, help="HBM that there is, MiB.")] = 0,
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="Of DDR; may be given several times.", show_default="clock"),
+        typer.Option(
+            help="Eviction policy of DDR; may be given several times.", show_default="clock"
+        ),
     ] = None,
-    sizes: Annotated[int, typer.Option(help="At which a policy is simulated, 2 to 24.")] = 12,
+    sizes: Annotated[
+        int, typer.Option(help="Number of sizes to simulate a policy at, 2 to 24.")
+    ] = 12,
     measured: Annotated[
         Path | None,
         typer.Option(
@@ -124,13 +128,13 @@ def command(
             "`make bench-store` and `make bench-ssd`. What is not there nor given is assumed."
         ),
     ] = None,
-    hbm_us: Annotated[float | None, _cost("Of a row in HBM", "hbm_us")] = None,
-    ddr_us: Annotated[float | None, _cost("Of a row in DDR", "ddr_us")] = None,
-    ssd_us: Annotated[float | None, _cost("Of a request's first SSD row", "ssd_us")] = None,
+    hbm_us: Annotated[float | None, _cost("Read of a row in HBM", "hbm_us")] = None,
+    ddr_us: Annotated[float | None, _cost("Read of a row in DDR", "ddr_us")] = None,
+    ssd_us: Annotated[float | None, _cost("Read of a request's first SSD row", "ssd_us")] = None,
     ssd_more_us: Annotated[
-        float | None, _cost("Of each further SSD row of it", "ssd_more_us")
+        float | None, _cost("Read of each further SSD row of it", "ssd_more_us")
     ] = None,
-    base_us: Annotated[float | None, _cost("Of a request, whatever it reads", "base_us")] = None,
+    base_us: Annotated[float | None, _cost("Fixed cost of a request", "base_us")] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw hit-rate curves and sizes: .svg, .png or .pdf.")
     ] = None,

@@ -46,18 +46,20 @@ def command(
     hours: Hours = 96,
     stream_seed: StreamSeed = 1,
     first_version: Annotated[
-        int | None, typer.Option(help="Of the first.", show_default="the newest")
+        int | None, typer.Option(help="Version of the first.", show_default="the newest")
     ] = None,
     second_version: Annotated[
-        int | None, typer.Option(help="Of the second.", show_default="the newest")
+        int | None, typer.Option(help="Version of the second.", show_default="the newest")
     ] = None,
     user: User = None,
     block_s: Annotated[
         int, typer.Option(min=1, help="Without users, blocks of so many seconds are resampled.")
     ] = 600,
     replicates: Annotated[int, typer.Option(min=100, help="Draws of the bootstrap.")] = 1000,
-    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 1,
+    confidence: Annotated[
+        float, typer.Option(min=0.5, max=0.999, help="Confidence of intervals.")
+    ] = 0.95,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 1,
     ddr_mib: DdrMib = 4096,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:

@@ -23,8 +23,8 @@ def command(
     head: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of a net of several scores a sample, [batch, heads]: the name of each, in their "
-            "order; given several times."
+            help="Name of a score, for a net that returns several per sample, [batch, heads]: "
+            "given once for each, in their order."
         ),
     ] = None,
     weights: Annotated[

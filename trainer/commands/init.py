@@ -58,11 +58,12 @@ def command(
     delimiter: Annotated[
         str,
         typer.Option(
-            help="What stands between fields of text: ';', '::', 'tab'.", show_default="found out"
+            help="The delimiter of text fields: ';', '::', 'tab'.", show_default="found out"
         ),
     ] = "",
     encoding: Annotated[
-        str, typer.Option(help="Of text: cp1252, utf-16, gbk ...", show_default="found out")
+        str,
+        typer.Option(help="Encoding of text: cp1252, utf-16, gbk ...", show_default="found out"),
     ] = "",
     name: Annotated[
         str | None, typer.Option(help="The model's name.", show_default="that of the file")

@@ -1,4 +1,4 @@
-"""What `init` decides: from files of unknown columns to a run that learns from them."""
+"""The plan that `init` makes: from files of unknown columns to a run that learns from them."""
 
 import contextlib
 import dataclasses
@@ -46,13 +46,13 @@ _MAX_JUMP_S = 30 * _DAY_S
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """What a person said of the files, beside of their columns.
+    """A person's statements about the files, beside those about their columns.
 
     Attributes:
         data: Paths, globs and URLs.
-        names: Of the columns of text without a header.
+        names: Column names of text without a header.
         delimiter: Between the fields of text; empty: it is found out.
-        encoding: Of text; empty: the same.
+        encoding: Encoding of text; empty: the same.
     """
 
     data: tuple[str, ...]
@@ -69,16 +69,16 @@ class Input:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is written: a run, its events, and what to say of them.
+    """The plan of what `init` writes: a run, its events, and remarks on them.
 
     Attributes:
-        files: What is read, and how.
-        guess: What each column was taken for.
+        files: The input files, and how to read them.
+        guess: The guess about each column.
         run: The run.
-        schema: Of its events.
-        kinds: Of columns of texts, for `open_events`.
-        rows: Of the files.
-        notes: What a person should know.
+        schema: The schema of its events.
+        kinds: Kinds of text columns, for `open_events`.
+        rows: Rows of the files.
+        notes: Remarks that a person should read.
     """
 
     files: Files
@@ -95,7 +95,7 @@ def plan_of(given: Input, asked: Asked, name: str | None, output: Path) -> Plan:
 
     Args:
         given: The files.
-        asked: What was said of their columns.
+        asked: The statements about their columns.
         name: The model's; None: that of the first file.
         output: The run's file; one of sorted rows is written beside it.
 
@@ -209,7 +209,7 @@ def _look(files: Files, asked: Asked) -> tuple[Sample, list[ColumnFacts], int]:
                 f"column {shown(name)} is there {count} times; rename all but one, or leave them "
                 f"out with --ignore {shown(name)}",
             )
-    # What no model can read is not read here either.
+    # Columns that no model can read are not read here either.
     read = [each.name for each in columns if each.readable and each.name not in asked.ignore]
     sample = read_sample(files, columns=read) if read else Sample(table=pa.table({}))
     rows = count_rows(files)
@@ -231,7 +231,7 @@ def _look(files: Files, asked: Asked) -> tuple[Sample, list[ColumnFacts], int]:
 
 
 def _clock_kind(column: ColumnFacts) -> Kind | None:
-    """What the texts of a clock are; None: it has a type of its own."""
+    """Return the kind of a clock's texts; None: it has a type of its own."""
     if not column.text:
         return None
     return "time" if column.kind == "time" else "float"

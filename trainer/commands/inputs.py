@@ -187,8 +187,8 @@ def run_for(preset: str | None, source: EventSource, **settings: Any) -> RunConf
 
     Args:
         preset: Its name; None: the one whose features are the source's.
-        source: What is learned from.
-        settings: Of `RunConfig`, where they are not its defaults.
+        source: The events to learn from.
+        settings: Settings of `RunConfig` that are not its defaults.
 
     Raises:
         ConfigurationError: There is no such preset, the source has other features, or a setting
@@ -214,7 +214,7 @@ def rates_for(model: ModelConfig) -> OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """What is learned from: as the options say, opened in each process."""
+    """The events to learn from: as the options say, opened in each process."""
 
     data: str | None
     events: int | None

@@ -21,7 +21,7 @@ _SHOWN = 6
 
 def command(
     profile: Annotated[Path, typer.Argument(help="A file of step-profile.", dir_okay=False)],
-    ranks: Annotated[int, typer.Argument(min=1, max=65_534, help="Of the run.")],
+    ranks: Annotated[int, typer.Argument(min=1, max=65_534, help="Ranks of the run.")],
     output: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Search, and write the plan here.")
     ] = None,
@@ -32,9 +32,9 @@ def command(
         Path | None, typer.Option(dir_okay=False, help="Draw the step's timeline here.")
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.1, max=600, help="What the search may take of one core.")
+        float, typer.Option(min=0.1, max=600, help="Time of the search on one core.")
     ] = 20.0,
-    seed: Annotated[int, typer.Option(help="Of the search.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 1,
     elsewhere: Annotated[
         bool, typer.Option("--elsewhere", help="The run is on the profile's machine, not here.")
     ] = False,

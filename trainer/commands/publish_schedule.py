@@ -32,7 +32,7 @@ def schedule_of(
     """Return what decides the schedule: what was said, else the checkpoint, else the input.
 
     Args:
-        source: What is read.
+        source: The input.
         data: Where it lies; None: it is made up, or somebody's own source.
         publish_every_s: As the command line says; None: it does not.
         snapshot_every: The same.

@@ -39,7 +39,7 @@ _LOG_EVERY_S = 10.0
 
 
 class _Page(Collector):
-    """What a scrape gets: the newest progress, and the source's counters as they are now."""
+    """The answer to a scrape: the newest progress, and the source's counters as they are now."""
 
     def __init__(self, source: EventSource, folder: Path) -> None:
         self._source, self._folder = source, folder
@@ -49,7 +49,7 @@ class _Page(Collector):
         rejected = dict(self._source.dead_letters.by_reason)
         yield counter_family("rejected_events", "Events not learned from.", "reason", rejected)
         yield counter_family(
-            "source_events", "What happened to the source.", "event", self._source.counters()
+            "source_events", "Incidents of the source.", "event", self._source.counters()
         )
         lag = GaugeMetricFamily(
             PREFIX + "source_lag", "Messages that were not read yet.", labels=["input"]
@@ -95,9 +95,9 @@ class _Page(Collector):
         labels = dict(newest.labels)
         waiting = labels.pop("waiting", 0)
         labels.pop("waiting_positives", 0)
-        yield counter_family("labels", "Of labels that come later.", "what", labels)
+        yield counter_family("labels", "Labels that come later, by fate.", "what", labels)
         yield GaugeMetricFamily(PREFIX + "waiting", "Impressions without a label yet.", waiting)
-        yield counter_family("dropped", "What the store did not do.", "what", newest.dropped)
+        yield counter_family("dropped", "Work that the store dropped.", "what", newest.dropped)
         yield counter_family("published", "Sent, or not.", "what", newest.published)
         if newest.storage:
             yield counter_family(
@@ -110,7 +110,7 @@ class _Page(Collector):
             )
         if newest.window:
             window = GaugeMetricFamily(
-                PREFIX + "window", "Of rows held for batches read ahead.", labels=["what"]
+                PREFIX + "window", "Rows held for batches read ahead.", labels=["what"]
             )
             for what, value in newest.window.items():
                 window.add_metric([what], value)
@@ -136,7 +136,7 @@ class _Page(Collector):
         tasks = healths()
         yield counter_family(
             "background_failures",
-            "Of tasks beside training; each is tried again.",
+            "Failures of tasks beside training; each is tried again.",
             "task",
             {each.name: each.failures for each in tasks},
         )
@@ -168,7 +168,7 @@ def _of_ranks(progress: Progress) -> Iterator[Metric]:
     apart = progress.apart
     for name, of, label, text in (
         ("batches", "batches", "rank", "Learned by a rank."),
-        ("groups", "groups", "size", "Of ranks that took the mean of their nets."),
+        ("groups", "groups", "size", "Groups of ranks that took the mean of their nets."),
         ("wait_seconds", "waits_s", "for", "In which ranks had to wait."),
     ):
         if of in apart:
@@ -464,7 +464,7 @@ def mlflow(uri: str, experiment: str) -> Iterator[MlflowRun]:
     """Write a run to MLflow while the context lives, from when it is told to begin.
 
     Args:
-        uri: Of the tracking server, or a folder or database as MLflow takes it.
+        uri: The tracking server, or a folder or database as MLflow takes it.
         experiment: Its name; made if need be.
 
     Raises:

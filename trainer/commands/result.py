@@ -1,4 +1,4 @@
-"""What `train` says at its end: a table that a person can read, however many days there were."""
+"""The table that `train` prints at its end: readable however many days there were."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from embertide.trainer.data.csv import listed
 from embertide.trainer.eval.metrics import Summary, day_name
 
 MIN_EVENTS = 200
-"""Of a day whose AUC is told: fewer make it a matter of chance."""
+"""Events of a day whose AUC is told: fewer make it a matter of chance."""
 
 _COLUMNS = 80
 

@@ -32,12 +32,12 @@ _COLUMNS = 100
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunFile:
-    """What a run's file defines.
+    """The definitions in a run's file.
 
     Attributes:
         run: The run.
         source: Its events; None: `--data` names them.
-        schema: What is read of a file that `--data` names; None: that of `source`.
+        schema: The schema for a file that `--data` names; None: that of `source`.
     """
 
     run: RunConfig
@@ -46,8 +46,8 @@ class RunFile:
 
     @property
     def data_schema(self) -> EventSchema | None:
-        """What is read of a file that `--data` names; None: whichever known one it fits."""
-        # Of joined events impressions alone have a schema, and no label.
+        """The schema for a file that `--data` names; None: whichever known one fits the file."""
+        # Only the impressions of joined events have a schema, and it has no label.
         if self.schema is not None or self.source is None or self.source.joined:
             return self.schema
         return self.source.schema
@@ -224,7 +224,7 @@ class Opening:
     """A call of `open_events`, which is not made.
 
     Attributes:
-        paths: What is opened.
+        paths: The paths to open.
         options: How.
     """
 

@@ -142,7 +142,7 @@ def command(
     ] = 0.0,
     bus_bytes: Annotated[
         int,
-        typer.Option(help="What versions may take of Redis; beyond it they go by files alone."),
+        typer.Option(help="Bytes of versions in Redis, at most; beyond it they go by files alone."),
     ] = 512 << 20,
     ddr_mib: Annotated[int, typer.Option(help="DDR budget, MiB.")] = 4096,
     ssd_mib: Annotated[int, typer.Option(help="SSD budget, MiB; 0: no SSD tier.")] = 0,

@@ -36,7 +36,7 @@ class _Trials:
     """Measures what the search asks for, in files, and stops it at the bounds.
 
     Attributes:
-        passes: What the trials cost, in passes over the events that one learns.
+        passes: The cost of the trials so far, in passes over the events that one learns.
     """
 
     def __init__(

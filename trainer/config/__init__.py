@@ -1,4 +1,4 @@
-"""What a training run is: model, optimisation, publishing. Configuration as code.
+"""The configuration of a training run: model, optimisation, publishing. Configuration as code.
 
 Every class is frozen and checked when it is made; a run is a `RunConfig`; those of the inputs that
 we know stand in presets.py. `embertide train --print-config` shows the "Attributes" below as they

@@ -1,4 +1,4 @@
-"""What becomes of a run that goes on with another value of a setting: a property of its field.
+"""The effect of a changed setting on a run that goes on: a property of its field.
 
 A checkpoint holds the settings of its run, and the run that goes on compares its own with them
 (run/checkpoint/settings.py; docs/design/0010-compatibility.md has the promise).

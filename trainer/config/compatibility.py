@@ -21,5 +21,5 @@ def hint(name: str) -> str:
 def missing(module: str, name: str) -> Exception:
     """Return the error of a module that is asked for a name that it lacks."""
     said = f"module {module!r} has no {name!r}{hint(name)}"
-    # Of an AttributeError, `from module import name` would not show the message.
+    # With an AttributeError, `from module import name` would not show the message.
     return ImportError(said) if hint(name) else AttributeError(said)

@@ -1,4 +1,4 @@
-"""What a run measures of itself, beside the figures of all events."""
+"""Figures that a run measures of itself, beside those of all events."""
 
 import dataclasses
 
@@ -55,7 +55,7 @@ class EvalConfig:
         """Refuse names that no feature of one key has.
 
         Args:
-            features: What events have of each feature (`FeatureConfig.keys`), by name.
+            features: The form of each feature in events (`FeatureConfig.keys`), by name.
 
         Raises:
             ValueError: One of them.

@@ -28,7 +28,7 @@ class ScheduleConfig:
         warmup_steps: Steps of the rise.
         steps: See `name`; a step is a batch that was learned.
         factor: A share of `dense_learning_rate`.
-        arguments: What a class is called with beside the optimizer. Its rates are shares of
+        arguments: Arguments of a class beside the optimizer. Its rates are shares of
             `dense_learning_rate`: the optimizer that it gets has a rate of 1.
     """
 
@@ -76,16 +76,17 @@ class OptimizerConfig:
     Attributes:
         name: "rowwise_adagrad", what industry trains tables with, 4 bytes a row; "adagrad", "sgd"
             or "rowwise_adam". A checkpoint of one is refused by another.
-        sparse_learning_rate: Of rows.
-        dense_learning_rate: Of the dense net's Adam.
+        sparse_learning_rate: Learning rate of rows.
+        dense_learning_rate: Learning rate of the dense net's Adam.
         schedule: How that rate changes while the net learns; None: it stays.
         epsilon: Added to roots; more than 0, or a gradient of zeros is divided by it.
-        initial_accumulator: Of both Adagrads: where a new row's sum of squares begins. More makes
+        initial_accumulator: The start of a new row's sum of squares in both Adagrads. More makes
             its first steps smaller; with 0 the first is as long as the rate.
         beta1: Row-wise Adam's decay of first moments, as published.
         beta2: ... and of second moments.
-        max_gradient_norm: Of one row's gradient in a batch, the L2 norm that it is scaled down to,
-            counted in `clipped_gradients`; 0: none, for both Adagrads bound a step by themselves.
+        max_gradient_norm: Bound on the L2 norm of one row's gradient in a batch; a longer one is
+            scaled down to it and counted in `clipped_gradients`. 0: none, for both Adagrads bound a
+            step by themselves.
     """
 
     name: Optimizer = fixed(
@@ -147,22 +148,22 @@ class PruneConfig:
     are batches. docs/design/0008-pruning.md has the rule and what the defaults were chosen by.
 
     Attributes:
-        bytes: What rows may take, with their index entries, optimizer state and utilities, and what
-            remembers keys without a row. 0: `ratio` says it.
+        bytes: Bound on the memory of rows, with their index entries, optimizer state and utilities,
+            and the memory of keys without a row. 0: `ratio` says it.
         ratio: So many times less than the rows of all keys seen so far would take. 0: `bytes` says
             it.
         tables: Those that are pruned, together; none named: all.
-        utility: What a chunk earns in a batch: its squared gradient ("squares"), the same by what
-            is at stake in its table ("fisher"), the occurrences of its key times the gradient's
-            norm ("norms", FIITED's), or its occurrences ("accesses").
-        counts_worth: What the counts of a table with counters are worth, all together, of what its
-            rows have learned; each row's in proportion to its events of late. A key may so keep its
-            counts and nothing else. 0: they go with what the row has learned.
+        utility: The utility that a chunk earns in a batch: its squared gradient ("squares"), the
+            same by the importance of its table ("fisher"), the occurrences of its key times the
+            gradient's norm ("norms", FIITED's), or its occurrences ("accesses").
+        counts_worth: The worth of all counts of a table with counters, relative to that of all that
+            its rows have learned; a row's share of it is in proportion to its recent events. A key
+            may so keep its counts and nothing else. 0: they go with what the row has learned.
         half_life: Steps in which a utility halves: shorter follows a drift sooner, and forgets.
         first: Steps after which a pass is made ...
         every: ... and then after so many each ...
         least: ... or as few, if new rows find little room.
-        least_room: What is little, as a share of the bytes of rows.
+        least_room: The free space that counts as little, as a share of the bytes of rows.
         max_age: Rows that no step updated in so many go, too; 0: none.
         waiting_bytes: For keys without a row, 4 bytes each. 0: a sixteenth of `bytes`, or with
             `ratio` 256 KiB.
@@ -213,7 +214,7 @@ class PruneConfig:
         Args:
             step: Its number; the first is 1.
             since: Steps since the last pass.
-            room: What new rows may still take, as a share of what rows may take.
+            room: The free space for new rows, as a share of the bytes that rows may take.
         """
         short = room < self.least_room and since >= self.least
         return step in self.first or since >= self.every or short

@@ -20,7 +20,7 @@ NETS = ("dlrm", "dcn_v2", "deepfm", "history")
 """Those of ours."""
 
 MAX_HEADS = 64
-"""Of a manifest."""
+"""Heads that a manifest may name."""
 
 
 def check_plain(what: str, arguments: Mapping[str, Any]) -> None:
@@ -43,7 +43,7 @@ class HeadConfig:
     Attributes:
         name: The column of its label, 0 or 1. A null in that of any head but the first is
             unknown, and this head does not learn from the event.
-        weight: What its loss counts in the sum of all.
+        weight: The weight of its loss in the sum of all.
     """
 
     name: str
@@ -68,8 +68,8 @@ class ModelConfig:
         net: "dlrm", "dcn_v2", "deepfm" or "history"; or a class of your own, an nn.Module
             (docs/training.md). It is kept as text, "package.module:Class", which may also be given;
             the module of a run's file is "run_file".
-        net_arguments: What your class is called with beside the model: names and plain data, as
-            JSON has it.
+        net_arguments: Arguments of your class beside the model: names and plain data, as JSON has
+            it.
         heads: Tasks, for each of which the net gives a logit: the events' labels, in their order.
             None named: one, of the events' label. Nodes serve the score of each.
         context: Features and columns of DENSE that are the user's, as `serve --context` has them:
@@ -275,7 +275,7 @@ class ModelConfig:
 
     @property
     def feature_widths(self) -> tuple[int, ...]:
-        """What a lookup gives for each column of KEYS: the embedding, then counters."""
+        """Width of a lookup's result for each column of KEYS: the embedding, then counters."""
         return tuple(self.tables[self.table_index(f.table)].width for f in self.columns)
 
     @property

@@ -27,8 +27,8 @@ class PublishBudget:
     docs/design/0012-priority-deltas.md has the rule and what it costs in AUC.
 
     Attributes:
-        bytes_per_s: Of row records, per second of event time. Rows that waited `max_age_versions`,
-            and tombstones, go out beside it.
+        bytes_per_s: Bound on row records, in bytes per second of event time. Rows that waited
+            `max_age_versions`, and tombstones, go out beside it.
         max_age_versions: A changed row goes out after at most so many versions.
         image_bytes: Memory for the trainer's copy of what nodes hold: every row's payload and
             index a second time.
@@ -78,7 +78,7 @@ class RunConfig:
             events have their labels.
         negative_rate: The share of events with label 0 that is learned; each then counts as many as
             it stands for, and all are scored. Less takes less time, and gives rows to fewer keys.
-        seed: Of the net and of new rows.
+        seed: Seed of the net and of new rows.
         batch_size: Events of a step, at least: a group of one time is never split. Small batches
             learn more from each event, large ones go faster.
         correction: Has each head's scores follow its label rate, in each version; None: they are
@@ -87,53 +87,55 @@ class RunConfig:
             is kept as text, "package.module:name", which may also be given.
         net_parts: A batch goes through the net in so many parts, whose gradients add up before the
             one step: a large batch then takes the memory of a part.
-        net_dtype: What the dense net multiplies in while it learns: "fp32", or "bf16", which is
-            faster where the CPU has AMX or AVX-512 BF16, and refused where it has neither; with
-            "bf16_emulated" such a CPU does it too, many times slower. Weights, rows, and all that
-            is served stay fp32.
+        net_dtype: The type in which the dense net multiplies while it learns: "fp32", or "bf16",
+            which is faster where the CPU has AMX or AVX-512 BF16, and refused where it has neither;
+            with "bf16_emulated" such a CPU does it too, many times slower. Weights, rows, and all
+            that is served stay fp32.
         net_device: Where the dense net learns: "cpu", "cuda", or "auto", a GPU where torch has one.
             Rows are in the store on any, and nodes serve the net on the CPU. A run that goes on
             elsewhere learns the same within rounding, and repeats bit for bit on one of them alone.
-        threads: Of torch and of the store's step, of each rank; a part of what repeats bit for bit.
+        threads: Threads of torch and of the store's step, on each rank; a part of what repeats bit
+            for bit.
         warmup_events: First events of a fresh run that are looked at before they are learned from:
             transforms of dense features are fitted on them, where a feature needs it, and the
             heads' biases start at their label rate (model/prior.py). 50,000 tell a share to 0.005.
-        ahead_bytes: What another thread reads and prepares ahead while a batch is learned, at
-            most; 0 reads between steps. 64 MiB hold some chunks of a file, which are read at once.
+        ahead_bytes: Bound on the bytes that another thread reads and prepares ahead while a batch
+            is learned; 0 reads between steps. 64 MiB hold some chunks of a file, which are read at
+            once.
         publish_every_s: Event time between versions, in seconds: how stale the served model gets.
         publish_budget: Bounds the bytes of versions; None: a version has every row that changed.
         snapshot_every: Versions from one snapshot, with its checkpoint, to the next: what a killed
             trainer learns again, and how many deltas a node that starts reads.
-        full_snapshot_every: Of so many snapshots one has all rows; those between are incremental:
-            what learning knows of the rows that changed since, resting on that one and on the delta
-            files after it, which all stay meanwhile. A full one comes earlier where half of the
-            rows have changed or those files take as much as it, and at the end of a run.
+        full_snapshot_every: One in this many snapshots has all rows; those between are incremental:
+            they hold the learned state of the rows that changed since, and rest on that one and on
+            the delta files after it, which all stay meanwhile. A full one comes earlier where half
+            of the rows have changed or those files take as much as it, and at the end of a run.
         keep_snapshots: Snapshots kept, with the deltas that follow the oldest. Two, so that nodes
             that load one while the next is written find it, and should one's checkpoint be harmed.
         keep_snapshots_s: Those of the last so many seconds of wall clock are kept, too.
         checkpoint_memory_bytes: Copies of rows that wait to be written as a checkpoint; beyond it
             training waits. The default has room for a model of 10^7 rows of 16 values.
         cpu: Baseline of the compiled dense program: the oldest CPU that is to serve it.
-        bus_bytes: What the versions on the bus may take of its Redis; a larger one, and what nodes
-            have not applied when newer ones need the room, goes by files alone. 512 MiB hold a
-            minute or two of a full write rate.
+        bus_bytes: Bound on the Redis memory of the versions on the bus; a larger version, and those
+            that nodes have not applied when newer ones need the room, go by files alone. 512 MiB
+            hold a minute or two of a full write rate.
         devices: CPU arenas that share the budgets; nothing that is learned depends on it, but for
             which of several new rows finds the last room where rows are pruned.
         ddr_budget_bytes: Memory of rows, optimizer state and index, of each rank; what exceeds it
             is refused and counted where there is no SSD.
         ssd_budget_bytes: Disk for rows that memory does not hold; 0 does without.
         ssd_directory: Where they lie; needed with a budget.
-        hold_bytes: Of `ddr_budget_bytes`, at most half: what the rows of batches that were read
-            ahead may take, which are brought from the SSD and held until these are learned. 0: rows
-            of the next batch are brought, and none is held.
-        hold_batches: How many batches ahead; 0: as many as the drive needs to keep up with the net,
-            and as fit. More than 0 is refused where the rows of so many may not fit.
+        hold_bytes: The part of `ddr_budget_bytes`, at most half, for the rows of batches that were
+            read ahead, which are brought from the SSD and held until these are learned. 0: rows of
+            the next batch are brought, and none is held.
+        hold_batches: The number of batches ahead; 0: as many as the drive needs to keep up with the
+            net, and as fit. More than 0 is refused where the rows of so many may not fit.
         most_set_aside: Batches in a row that may be put aside, as they would make the net not
             finite; one more ends the run.
         codecs: How rows and gradients travel between ranks; of no matter to one rank.
         sync: How ranks bring their dense nets together: `AllReduce()` or `DCT()` in every step; or
             `PartialAllReduce()`, `Hop()` or `LocalSGD()`, whose ranks need not be at the same step.
-        evaluation: What the run measures of itself, and the events that it holds out.
+        evaluation: The figures that the run measures of itself, and the events that it holds out.
     """
 
     model: ModelConfig = dataclasses.field(

@@ -23,7 +23,8 @@ class AllReduce:
     """Every step adds up the gradients of all ranks; all end it with the same net.
 
     Attributes:
-        values: What gradients travel in: "fp32"; or "fp16", half the bytes, which rounds them.
+        values: The type of gradients on their way: "fp32"; or "fp16", half the bytes, which rounds
+            them.
     """
 
     strategy: Literal["all_reduce"] = dataclasses.field(default="all_reduce", init=False)
@@ -46,7 +47,8 @@ class DCT:
             what it knows in few steps, and loses quality if these are made of large gradients.
         refresh_every: Steps from one choice of each tensor's threshold to the next. The first ones
             are at steps 1, 2, 4 and so on up to 512 after the whole ones.
-        values: What gradients travel in: "fp16", or "fp32". The rounding is kept for later steps.
+        values: The type of gradients on their way: "fp16", or "fp32". The rounding is kept for
+            later steps.
         error_feedback: Whether what does not travel is added to the gradients of the next step.
             Without it quality is lost; it can be switched off to measure that.
     """
@@ -81,7 +83,7 @@ class DCT:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class AsynchronousSync:
-    """What all strategies have whose ranks need not be at the same step.
+    """The settings of all strategies whose ranks need not be at the same step.
 
     Attributes:
         max_row_staleness: Batches whose gradients may come between the time when a batch reads its

@@ -1,4 +1,4 @@
-"""What a model is made of: tables, features, sequences, dense features and counters."""
+"""The parts of a model: tables, features, sequences, dense features and counters."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ class CountersConfig:
     docs/design/0009-counters.md has the arithmetic.
 
     Attributes:
-        feature: Whose events are counted, by its key; of this table.
+        feature: The feature whose events are counted, by its key; one of this table.
         read_by: Features of this table whose key's counts the net sees; none named: `feature`.
         half_lives_s: Seconds of event time in which a count halves. From minutes, for what is new,
             to a day, for what is popular at this hour; each takes 8 bytes a row.
@@ -67,7 +67,7 @@ class TableConfig:
         name: Its name in snapshots, metrics and features.
         dim: Width of a row.
         chunks: Parts of a row that can be pruned apart; they divide dim. 1 prunes whole rows.
-        dtype: What a row is stored and served as: "fp32", "fp16", "bf16" or "int8".
+        dtype: The type in which a row is stored and served: "fp32", "fp16", "bf16" or "int8".
         bucket_bits: The table has 2^bucket_bits buckets for ever, the units of files, devices and
             moves: as many as give each about 10^5 of the rows expected. 0 suits small tables.
         init_scale: A new row's values lie between this and its negative, drawn from the key.
@@ -115,8 +115,8 @@ class FeatureConfig:
         table: The table of its keys; features may share one.
         pooling: How a bag of several keys becomes one embedding: "sum" or "mean"; a mean is divided
             by the number of keys, weighed or not.
-        keys: What an event has of it: "one" key, a "list" of any number of them, or a list of keys
-            each with a weight, "weighed". That of the events' schema.
+        keys: The form of it in an event: "one" key, a "list" of any number of them, or a list of
+            keys each with a weight, "weighed". That of the events' schema.
         learned_default: Whether the net learns a vector for keys without a row, which else read as
             zeros. It pays where keys stay for good, and costs where each is new for a while: most
             steps then see its first use alone, which is not as the others.
@@ -149,7 +149,7 @@ class SequenceConfig:
     whether the event's own item is among them.
 
     Attributes:
-        name: What its columns are called by.
+        name: The prefix of its columns' names.
         user: The feature that says whose items.
         item: The feature whose keys are kept; its vector attends to the sequence.
         length: Items at most; each place costs a lookup.
@@ -211,9 +211,9 @@ class DenseConfig:
             suits counts and prices, which are more even on a logarithmic scale, and fits nothing.
         clip: The shares of the values that "clip" cuts at: a thousandth at either end, so that
             few values that are far from all others do not rule mean and deviation.
-        points: Of "quantile", between which it is linear, and edges of "bucketise": 256 tell a
-            share to 0.004, which is less than it matters.
-        fill: What a missing value (null, NaN) reads as after the steps. Of "standardise", 0 is the
+        points: Points of "quantile", between which it is linear, and edges of "bucketise": 256 tell
+            a share to 0.004, which is less than it matters.
+        fill: The value for a missing one (null, NaN) after the steps. Of "standardise", 0 is the
             mean.
         missing: Whether the net gets a second column, 1 where the value is missing and else 0.
     """

@@ -55,15 +55,16 @@ def open_events(
             redis://HOST:PORT/DB#KEY or kafka://HOST:PORT/TOPIC?format=...
         format: "parquet" or "csv"; by default what the file begins with tells, or the suffix (.csv
             or .tsv; of text, also compressed: .csv.gz).
-        schema: What to read; by default `news_schema`, if the columns fit it.
-        delimiter: What stands between the fields of csv; by default a tab in .tsv, else a comma.
+        schema: The columns to read; by default `news_schema`, if the columns fit it.
+        delimiter: The text between the fields of csv; by default a tab in .tsv, else a comma.
         names: Columns of csv that has no header; by default its first line names them.
-        kinds: Of columns of text: those that are read as "int", "string", "float" or "time"
+        kinds: Kinds of text columns, by name: these are read as "int", "string", "float" or "time"
             whatever their first values look like (`TextFormat.kinds`).
-        quoted: Of csv: whether double quotes may enclose a field.
-        escaped: Of csv: whether a quote inside of quotes has a backslash before it.
-        encoding: Of csv, as Python names it; by default UTF-8, or UTF-16 where a file begins so.
-        skip: Of csv: lines before the header.
+        quoted: For csv: whether double quotes may enclose a field.
+        escaped: For csv: whether a quote inside of quotes has a backslash before it.
+        encoding: Encoding of csv, as Python names it; by default UTF-8, or UTF-16 where a file
+            begins so.
+        skip: Lines of csv before the header.
         dead_letters: Where rejected rows go; by default they are only counted.
         group: Consumer group of a stream; files have none.
         like: Files are read as those of this source, where nothing above says otherwise.
@@ -98,7 +99,7 @@ def open_events(
         )
         one = _open_file(name, format, schema, text, dead_letters if len(paths) == 1 else None)
         parts.append(one)
-        # What was found in the first file holds for all.
+        # The schema and kinds of the first file hold for all.
         schema, kinds = one.schema, one.key_kinds if isinstance(one, CsvSource) else kinds
     return parts[0] if len(parts) == 1 else FilesSource(", ".join(patterns), parts, dead_letters)
 
@@ -128,8 +129,8 @@ def joined(
     """Impressions without labels and feedback on them, for `RunConfig(labels=LabelJoin(...))`.
 
     Args:
-        impressions: Of a schema with `id` and `ts`, and label=None.
-        feedback: Of `feedback_schema`: what is in it is a positive; either may be files or a
+        impressions: Events of a schema with `id` and `ts`, and label=None.
+        feedback: Events of `feedback_schema`, each of them a positive; either may be files or a
             stream.
         silent_s: See `MergedSource`.
 
@@ -201,7 +202,7 @@ def _uncompressed(path: str) -> str:
 
 
 def delimiter_of(path: str) -> str:
-    """What stands between the fields of a file, where nobody says it."""
+    """Return the text between the fields of a file, where nobody names it."""
     return "\t" if _uncompressed(path).endswith(".tsv") else ","
 
 

@@ -18,7 +18,7 @@ _ASK_S = 0.5
 
 
 class _Ahead:
-    """What the thread has read and nobody took; `changed` guards all of it."""
+    """The batches that the thread has read and nobody took; `changed` guards all of it."""
 
     def __init__(self, batches: Iterator[Batch], max_bytes: int) -> None:
         self._batches = batches
@@ -96,8 +96,8 @@ def read_ahead(
     being read, ten seconds at most; those that were read in vain are dropped.
 
     Args:
-        batches: What to read; nobody else may use it.
-        max_bytes: What waits, at most, but for one batch. 0 reads in the caller's thread.
+        batches: The batches to read; nobody else may use it.
+        max_bytes: Bound on the waiting batches, but for one batch. 0 reads in the caller's thread.
         ends: Asked now and then while there is nothing to read, in the caller's thread: whether to
             wait no longer.
         meanwhile: Called in the caller's thread when there is nothing to read yet: does a piece of

@@ -103,7 +103,7 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def type_fault(schema: EventSchema, name: str, kind: pa.DataType) -> str | None:
-    """What is wrong with a column of this Arrow type, and the remedy; None if it will do."""
+    """Return why a column of this Arrow type will not do, and the remedy; None if it will do."""
     lists = is_list(kind)
     item = plain_type(kind).value_type if lists else kind
     whole, number, text = is_whole(item), is_number(item), is_text(item)
@@ -150,10 +150,10 @@ def schema_column(
     """A column of a type that `type_fault` accepts, as the schema reads it.
 
     Args:
-        schema: What is read.
+        schema: The schema to read by.
         name: The column's.
         array: Its values.
-        kinds: Of columns of texts, what the texts are.
+        kinds: The kinds of text columns.
     """
     lists = (*schema.list_columns, *schema.weight_columns)
     if pa.types.is_null(array.type):
@@ -171,7 +171,7 @@ def schema_column(
 
 
 def text_kind(schema: EventSchema, name: str) -> Kind:
-    """What a column of texts is read as, where nothing but the schema says so."""
+    """Return the kind of a text column, where nothing but the schema names it."""
     said = schema.kind_of(name)
     numbers = {*schema.dense, *schema.target_columns, *schema.weight_columns}
     if name in schema.dense and name in schema.key_columns:

@@ -50,7 +50,7 @@ class Column:
         null_N: True where the value is missing; None if nowhere.
         bad_N: True where the text is not of the column's type; None if nowhere.
         raw: Gives the values as they were read, for the rows asked for; None if `values` has them.
-        sizes_N: Of lists: how many items each row has; all else but `raw` is then by item.
+        sizes_N: For lists: the number of items of each row; all else but `raw` is then by item.
     """
 
     values: NDArray[Any]

@@ -22,8 +22,8 @@ class Bags:
     Attributes:
         keys_N: Keys of all samples, one after the other.
         offsets_B1: Bag b is keys_N[offsets_B1[b] : offsets_B1[b + 1]]; empty bags may be.
-        weights_N: What each key's row is multiplied by before it is pooled; None: 1. A mean is
-            divided by the number of keys, as FBGEMM's, and not by the sum of their weights.
+        weights_N: The factor of each key's row before pooling; None: 1. A mean is divided by the
+            number of keys, as FBGEMM's, and not by the sum of their weights.
     """
 
     keys_N: NDArray[np.int64]
@@ -142,7 +142,7 @@ class JaggedKeys:
 
     Attributes:
         keys_N: The keys of sample 0's bags, feature by feature, then those of sample 1 ...
-        lengths_BF: How many each bag has.
+        lengths_BF: The number of keys of each bag.
         weights_N: Their weights, 1 in features without; None: no feature has any.
     """
 

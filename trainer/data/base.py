@@ -1,4 +1,4 @@
-"""What an input of events is: schema, batch, source, and where rejected rows go.
+"""An input of events: schema, batch, source, and where rejected rows go.
 
 Every reader of `embertide.trainer.data` gives `Batch`es through the `EventSource` contract below;
 `assemble.py` holds the step that they share. Array suffixes: B events of a batch, F features,
@@ -75,16 +75,16 @@ class FeatureColumn:
         rows: The hashing trick (Weinberger et al. 2009): keys are hashed to 0, ..., rows - 1, so
             that several share a row; 0 leaves them as they are. Who asks for scores must do the
             same.
-        weights: Of "keys": the column of lists of numbers, one a key, that their rows are
+        weights: For "keys": the column of lists of numbers, one a key, that their rows are
             multiplied by; empty: 1 each.
-        max_keys: Of "keys": an event with more in its list is rejected. One event may not take
-            the memory, or the time of a request, that thousands of others do.
-        edges: Of "bin": where one bin ends and the next begins, ascending. A run keeps them.
-        kind: Of keys: "int" or "string" of any input, so that a file and a stream, or two files,
-            give a value the same key. As "string" a number is hashed as it is written; a key that
-            is missing is that of the empty string, where the input does not tell that the column
-            is one of text. Empty: the type of the input tells, or what the texts of its first
-            rows look like.
+        max_keys: For "keys": an event with more in its list is rejected. One event may not take the
+            memory, or the time of a request, that thousands of others do.
+        edges: For "bin": where one bin ends and the next begins, ascending. A run keeps them.
+        kind: The kind of the keys: "int" or "string" of any input, so that a file and a stream, or
+            two files, give a value the same key. As "string" a number is hashed as it is written; a
+            key that is missing is that of the empty string, where the input does not tell that the
+            column is one of text. Empty: the type of the input tells, or what the texts of its
+            first rows look like.
     """
 
     name: str
@@ -140,13 +140,13 @@ class FeatureColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventTimes:
-    """What is tolerated of events' times; docs/training.md says what becomes of the others.
+    """Bounds on events' times; docs/training.md says what becomes of events beyond them.
 
     Attributes:
         max_lateness_s: An event that is late by no more is learned when it comes.
         max_jump_s: An event that is further ahead of those before it needs others that confirm it.
             A false one that is not makes events late for so long.
-        max_future_s: Of a stream whose entries have the time when they came: an event that is
+        max_future_s: For a stream whose entries have the time when they came: an event that is
             further ahead of that needs others, too.
     """
 
@@ -228,7 +228,7 @@ class EventSchema:
             microseconds. A timestamp type carries its own.
         positive: Which values of the label's column mean 1, as ">= 4" of ratings or "== yes" of
             text (`Positive`); empty: the column holds 0 and 1.
-        list_separator: What stands between the items of a list in text; an empty field is an empty
+        list_separator: The text between the items of a list in text; an empty field is an empty
             list. Parquet and Arrow have lists of their own.
         times: How late events may be, and how far ahead.
         id: Column of integers or strings that feedback names an impression by; None: none. One that
@@ -324,7 +324,7 @@ class EventSchema:
         return tuple(dict.fromkeys((*times, *values)))
 
     def kind_of(self, column: str) -> Literal["", "int", "string"]:
-        """What `FeatureColumn.kind` says of a column; the first that says something counts."""
+        """Return `FeatureColumn.kind` of a column; the first feature that names one counts."""
         kinds = (f.kind for f in self.features if f.column == column and f.transform != "bin")
         return next((kind for kind in kinds if kind), "")
 
@@ -381,7 +381,7 @@ class Origin:
         part_B: Which input.
         index_B: Event index in that input.
         feedback_B: Whether it is feedback on an impression, and no impression.
-        cursor: Of each input: the event index to read it from for the first row.
+        cursor: By input: the event index to read it from for the first row.
         next_cursor: ... for what follows the last.
     """
 
@@ -425,11 +425,11 @@ class Batch:
         keys_BF: Raw 64-bit keys, one column a feature of the schema; of a list `PADDING_KEY`.
         dense_BD: Dense values as they were read; NaN: missing, which is null or NaN.
         label_B: 0.0 or 1.0.
-        weight_B: What each event counts in the loss, which stays divided by B; None: 1.
+        weight_B: The weight of each event in the loss, which stays divided by B; None: 1.
         more_labels_BL: The schema's further labels, 0.0 or 1.0; NaN: unknown. None: it has none.
         lists: The bags of the features that are lists, by their column of `keys_BF`.
-        id_B: What feedback names each by; None: the schema has no ids.
-        origin: Of merged inputs; None: it is one.
+        id_B: The id by which feedback names each event; None: the schema has no ids.
+        origin: The place of each row in merged inputs; None: there is one input.
     """
 
     first: int
@@ -572,7 +572,7 @@ class EventSource(abc.ABC):
     before that of an accepted one is rejected.
 
     Attributes:
-        schema: What is read.
+        schema: The schema that it is read by.
         dead_letters: Where rejected rows go; reading twice counts them twice.
     """
 
@@ -591,7 +591,7 @@ class EventSource(abc.ABC):
 
     @property
     def is_read(self) -> bool:
-        """Of what is live: whether, as far as is known, all that came until now was read."""
+        """Whether all that came until now was read, as far as is known; for live sources."""
         return True
 
     @property
@@ -625,7 +625,7 @@ class EventSource(abc.ABC):
         """
 
     def counters(self) -> dict[str, int]:
-        """What happened to this source beside dead letters, by name; empty for most."""
+        """Counts of events of this source beside dead letters, by name; empty for most."""
         return {}
 
     def lag(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What a column of times says of all rows: when it begins and ends, its gaps, its outliers.
+"""Facts about a column of times from all rows: its begin, its end, its gaps, its outliers.
 
 A few wrong values decide nothing: what lies far from all others is counted and named, and left out
 of every figure. Array suffix: N values.
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 EPOCH_S = (5e8, 5e9)
 UNITS = (("seconds", 1000.0), ("milliseconds", 1.0), ("microseconds", 1e-3), ("nanoseconds", 1e-6))
 _DAY_MS = 86_400_000
-# Of the values, so many on each side may be outliers.
+# Outliers may be this share of the values on each side.
 _TAIL = 0.1
 _MIN_VALUES = 8  # of which one may be
 _MAX_KEPT = 20_000_000  # values held in memory; more are read twice
@@ -25,10 +25,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeFacts:
-    """What a clock says of all rows, in the units of its column; of a timestamp milliseconds.
+    """Facts about a clock from all rows, in the units of its column; of a timestamp milliseconds.
 
     Attributes:
-        rows: Of the input.
+        rows: Rows of the input.
         missing: Rows without a time that can be read.
         first: Smallest value that is no outlier.
         last: Largest value that is none.

@@ -1,4 +1,4 @@
-"""What a column's name tells of it: names of labels, ratings and times."""
+"""Meanings of column names: labels, ratings and times."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What the columns of files hold, read within bounds: types, values, missing ones, times.
+"""Contents of the columns of files, read within bounds: types, values, missing ones, times.
 
 The first rows are read whole, and of all others what is asked for alone: one column, whose order
 and gaps tell whether it is a clock. Everything goes through the readers that training uses. Array
@@ -33,7 +33,7 @@ SAMPLE_ROWS = 500_000
 """Rows that are read whole: their values tell a column's kind, and most of its size."""
 
 LIST_SEPARATORS = ("|", ";")
-"""What may stand between the items of a list in text."""
+"""Texts that may separate the items of a list."""
 
 ColumnKind = Literal["int", "float", "bool", "text", "time", "list", "numbers", "other"]
 
@@ -41,26 +41,26 @@ _EXAMPLES = 4
 # Bins of an amount: as many as leave each so many values, within bounds.
 _BIN_VALUES, _MIN_BINS, _MAX_BINS = 1250, 16, 64
 _SHOWN_CHARACTERS = 16
-# Of the texts of a list, so many have more than one item ...
+# A column of lists has more than one item in this share of its texts ...
 _WITH_SEPARATOR = 0.1
 # ... and there are so many times fewer items than texts, or few.
 _FEWER_ITEMS = 4
 _FEW_ITEMS = 200
-# Of the steps from row to row, so many go forward where a column ascends.
+# A column ascends where this share of the steps from row to row goes forward.
 _ASCENDING = 0.99
-# What texts of a Parquet file are taken for; integers as text are meant as text.
+# Kinds that texts of a Parquet file are taken for; integers as text are meant as text.
 _MEANT: tuple[Kind, ...] = ("float", "time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnFacts:
-    """What a column holds, by the rows that were read whole.
+    """Contents of a column, by the rows that were read whole.
 
     Attributes:
         name: The column's.
-        kind: What its values are; "list" of keys, "numbers": a list of floats.
+        kind: The kind of its values; "list" of keys, "numbers": a list of floats.
         rows: That were read.
-        missing: Of them, without a value.
+        missing: Rows among them without a value.
         distinct: Different values; of lists, different items.
         expected: Different values of the whole input, as far as the sample lets one reckon:
             distinct values grow by a power of the rows (Heaps' law).
@@ -74,9 +74,9 @@ class ColumnFacts:
         separator: Between the items of a list that is text.
         counts: The most frequent values with their rows, as text; 12 at most.
         nested: Whether the input itself has lists.
-        text: Of a column of texts: what they were taken for; empty: the input has types.
+        text: For a column of texts: what they were taken for; empty: the input has types.
         type: The input's type, for messages.
-        unit: Of numbers, most of which are times since 1970: their unit's name.
+        unit: For numbers most of which are times since 1970: their unit's name.
         unit_ms: ... and its milliseconds.
         hint: How values would have to be written to be read as what they seem to be.
     """
@@ -127,7 +127,7 @@ class Sample:
 
     Attributes:
         table: Columns by the type that their values have.
-        read_as: Of columns of texts: what they were taken for.
+        read_as: The kinds that columns of texts were taken for, by column.
         types: The types that the input has, for messages.
         hints: See `ColumnFacts.hint`.
     """
@@ -269,10 +269,10 @@ def survey_time(
     """Read one column of all rows, to tell whether it is a clock.
 
     Args:
-        files: What is read.
+        files: The files to read.
         column: The clock.
         unit_ms: Milliseconds in one of its numbers.
-        kind: Of texts, what they are; None: what most of the first ones are.
+        kind: Kind of the texts; None: that of most of the first ones.
 
     Raises:
         DataError: A file is missing or broken.
@@ -296,7 +296,7 @@ def time_values(array: Any, kind: Kind | None = None) -> NDArray[np.float64]:
 
     Args:
         array: Times, numbers or texts.
-        kind: What texts are.
+        kind: Kind of the texts.
     """
     array = plain(_one(array))
     if is_text(array.type):
@@ -336,7 +336,7 @@ def _typed(array: Any, meant: pa.DataType, name: str) -> tuple[Any, Kind]:
     """Return texts as what most of them are, and that; `meant`: the type that the input has."""
     as_binary = array.cast(pa.large_binary())
     kind = texts.kind_of(as_binary)
-    # Of delimited text all is text, whatever it means; a Parquet file could have said so.
+    # In delimited text everything is text, whatever it means; a Parquet file could have said so.
     if not pa.types.is_binary(meant) and kind not in _MEANT and not tells_number(name):
         kind = "string"
     if kind == "string":

@@ -70,7 +70,7 @@ class TextFormat:
 
     @property
     def shape(self) -> lines.Shape:
-        """What `lines.py` has to know."""
+        """The form of the file, for `lines.py`."""
         delimiter = self.delimiter.encode()
         return lines.Shape(
             delimiter=delimiter, quoted=self.quoted and len(delimiter) == 1, escaped=self.escaped
@@ -104,7 +104,7 @@ class TextReader:
     Attributes:
         path: The file.
         text: How it is read.
-        names: Of its columns, in its order; one may come twice.
+        names: Names of its columns, in its order; one may come twice.
     """
 
     def __init__(self, path: str, text: TextFormat) -> None:
@@ -250,7 +250,7 @@ class CsvSource(ChunkedSource):
 
         Args:
             path: Local path or fsspec URL; what is compressed is decompressed.
-            schema: What to read.
+            schema: The columns to read.
             text: How to read it.
             dead_letters: Where rejected rows go; by default they are only counted.
 

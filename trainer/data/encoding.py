@@ -20,7 +20,7 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _LOOKED_AT = 512
-# Of the bytes of UTF-16 that is mostly ASCII, every other one is zero.
+# In UTF-16 that is mostly ASCII, every other byte is zero.
 _ZEROS = 0.4
 
 

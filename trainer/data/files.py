@@ -47,7 +47,7 @@ class FilesSource(ChunkedSource):
         """Orders the files by time, for which the first rows of each are read.
 
         Args:
-            path: What names them all, for messages.
+            path: The name of all the files together, for messages.
             parts: A source a file, of one schema.
             dead_letters: Where rejected rows go; by default they are only counted.
 

@@ -79,10 +79,10 @@ _TEXT_LENGTH = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What a column was taken for.
+    """The guess about one column.
 
     Attributes:
-        facts: What it holds.
+        facts: The column's facts.
         role: Its use.
         why: By what that was told.
     """
@@ -94,7 +94,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a person said of columns; it counts before any guess.
+    """A person's statements about columns; they count before any guess.
 
     Attributes:
         label: The label's column.
@@ -121,13 +121,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """What an input was taken for.
+    """The guess about an input.
 
     Attributes:
-        choices: Of each column, in the input's order.
+        choices: The guess about each column, in the input's order.
         positive: Which values of the label are 1; empty: it holds 0 and 1.
         unit_ms: Milliseconds in a unit of the time's column.
-        unit: What that unit is called.
+        unit: The name of that unit.
         texts: Columns of keys that are read as text whatever most of them look like.
     """
 
@@ -147,7 +147,7 @@ class Guess:
         return round(self.unit_ms) if self.unit_ms >= 1 else self.unit_ms
 
     def key_kind(self, facts: ColumnFacts) -> Literal["", "int", "string"]:
-        """What the keys of a column are; empty: the input's type tells, and no text may."""
+        """Return the kind of a column's keys; empty: the input's type tells, and no text may."""
         if facts.name in self.texts:
             return "string"
         if not facts.text:
@@ -323,7 +323,7 @@ def _is_binary(column: ColumnFacts) -> bool:
         return True
     if column.distinct != 2 or column.kind not in ("int", "float", "text"):
         return False
-    # Of numbers, those that labels are written as; 3 and 7 are no yes and no.
+    # Labels are written as these numbers; 3 and 7 are no yes and no.
     return column.kind == "text" or (column.least, column.most) in ((0, 1), (-1, 1), (1, 2))
 
 

@@ -1,4 +1,4 @@
-"""What an Arrow IPC stream from outside would take, told by its headers before it is decoded.
+"""The memory that an Arrow IPC stream would take, told by its headers before it is decoded.
 
 A compressed buffer begins with its size decompressed, so a stream of some KiB can ask for any
 number of GiB, and pyarrow has no bound of its own. So each message's header, a flatbuffer (Arrow's
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 MAX_BYTES = 16 << 20
-"""What the buffers of a stream may have decompressed ..."""
+"""Bound on the decompressed buffers of a stream ..."""
 
 MAX_RATIO = 16
 """... or so many times the bytes of the stream, if that is more."""

@@ -1,4 +1,4 @@
-"""What was decided by waiting, on disk before it is relied on: lines of JSON beside a publication.
+"""Decisions made by waiting, on disk before they are relied on: lines of JSON beside a publication.
 
 Reading again would not show such a decision. Whoever reads again takes it from here; so a copy of
 the publication has the journals, too, and so has each checkpoint, as they were then.
@@ -18,10 +18,10 @@ from typing import Any
 from embertide._common.room import is_no_room, no_room
 
 SILENCES = "silences.jsonl"
-"""Of merged inputs (merge.py)."""
+"""Journal of merged inputs (merge.py)."""
 
 CLOSINGS = "closed.jsonl"
-"""Of an input that is a partition of Kafka (kafka_partition.py)."""
+"""Journal of an input that is a partition of Kafka (kafka_partition.py)."""
 
 INPUTS = "inputs"
 """The folder of the journals of merged inputs, a folder each."""

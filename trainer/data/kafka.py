@@ -30,8 +30,8 @@ def open_topic(
 
     Args:
         config: Where it is.
-        schema: What to read; by default the known one that the newest messages fit.
-        dead_letters: Whose file takes what is rejected; each partition counts its own.
+        schema: The columns to read; by default the known schema that the newest messages fit.
+        dead_letters: The file for rejected events; each partition counts its own.
 
     Raises:
         ConfigurationError: The format, the settings or the schema will not do.

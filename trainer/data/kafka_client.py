@@ -31,7 +31,7 @@ _MAX_PARTITIONS = 256  # each has a consumer and a thread
 _ASK_S = 5.0  # for an answer of the broker
 _MAX_LINES = 1 << 20  # of a file of settings, in characters
 _LONGEST_NAME = 249  # Kafka's own bound of a topic's name
-# What is decided here, and what would change what is read.
+# Options that are set here, and those that would change what is read.
 _OURS = {
     "bootstrap.servers": "it stands in the URL",
     "metadata.broker.list": "brokers stand in the URL",
@@ -54,19 +54,19 @@ class KafkaConfig:
 
     Attributes:
         brokers: HOST:PORT of some brokers, with commas between.
-        topic: Whose partitions are read, all of them.
-        format: Of the messages: "json", "avro", "confluent-avro" or "arrow".
+        topic: The topic to read, with all its partitions.
+        format: Format of the messages: "json", "avro", "confluent-avro" or "arrow".
         avro_schema: File of the schema (.avsc) that Avro was written with.
         client: File of settings of the client, such as those of TLS and SASL: librdkafka's names,
             `name=value` a line. Passwords stand there, and nowhere else.
         group: Consumer group whose offsets are written after checkpoints, for other tools to see.
         quiet_s: Where a partition had nothing for so long, events held back count as complete, and
             after twice as long it holds up the others no more.
-        messages: Of one partition at a time, at most.
-        buffer_kib: Of each partition that the client may have fetched ahead.
+        messages: Messages of one partition taken at a time, at most.
+        buffer_kib: Bound on the KiB of each partition that the client may have fetched ahead.
         patience_s: Brokers that are away for longer end the run, which goes on when started again.
-        lost: What is done where messages were dropped by the topic's retention before they were
-            read: "stop" with an error, or "skip" them and count them as dead letters.
+        lost: The treatment of messages that the topic's retention dropped before they were read:
+            "stop" with an error, or "skip" them and count them as dead letters.
     """
 
     brokers: str
@@ -269,6 +269,6 @@ def _settings(path: str) -> dict[str, Any]:
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception of the client says, without its code."""
+    """Return the text of an exception of the client, without its code."""
     inner = error.args[0] if error.args else error
     return inner.str() if hasattr(inner, "str") else str(inner)

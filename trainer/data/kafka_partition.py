@@ -236,7 +236,7 @@ class KafkaPartition(EventSource):
             return place
 
     def payloads(self) -> Payloads[Any]:
-        """What reads messages."""
+        """The reader of messages."""
         return self._payloads
 
 
@@ -485,7 +485,7 @@ class _Reading:
         place = TopicPartition(self._config.topic, self._source.partition)
         behind = 0
         with contextlib.suppress(KafkaException):
-            # What the last answer with messages said; no question is asked.
+            # Positions from the last answer with messages; no question is asked.
             found: Any = self._client.consumer.get_watermark_offsets(place, cached=True)
             behind = max(0, found[1] - max(self._next // ROWS, self._end or 0))
         failed, self._client.failed_commits = self._client.failed_commits, 0

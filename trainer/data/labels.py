@@ -65,7 +65,7 @@ class Finalized:
 
     Attributes:
         batch: They, with the times when it became so.
-        score_R: What each got when it came.
+        score_R: The score of each when it came.
     """
 
     batch: Batch
@@ -74,11 +74,11 @@ class Finalized:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Resolved:
-    """What a piece of the stream decides.
+    """The decisions that a piece of the stream brings.
 
     Attributes:
-        learn: What is to be learned, in order of the decisions, whose times it has; None: nothing.
-        known: What is to be counted; None: nothing.
+        learn: The events to learn, in order of the decisions, whose times it has; None: nothing.
+        known: The events to count; None: nothing.
     """
 
     learn: Batch | None
@@ -220,7 +220,7 @@ class DelayedLabelBuffer:
         """Take the feedback up to a time, and decide what that decides.
 
         Args:
-            id_P: What the feedback is on.
+            id_P: The impressions that the feedback is on.
             ts_ms_P: When it came, ascending.
             until_ms: All impressions and feedback up to it were given.
             least: Decisions that wait for others until there are so many, for steps of a few events

@@ -31,7 +31,7 @@ REMEDIES: dict[NoteKind, str] = {
     "nearly unique": "leave it out: it costs a row an event, and tells nothing of the next one",
     "equal": "leave one of them out: it costs rows and tells nothing more",
 }
-"""What to do about a column, to follow the evidence."""
+"""The remedy for a column, to follow the evidence."""
 
 LEAKS: tuple[NoteKind, ...] = ("tells the label", "after the label")
 """Kinds of columns that a run is better without."""
@@ -55,8 +55,8 @@ _PRIOR_ROWS = 1.0  # of either label that a code begins with, counted and expect
 _BINS = 64
 _SLIPS = 0.001  # of the rows of a label that do not count against a rule
 _CHANCE = 1e-9  # of a rule that holds by chance
-# Of the positives, so many have a value that no negative has; of other such rules more, as rows
-# without a value may well be rows of which little is expected.
+# At least this share of the positives has a value that no negative has; other such rules need more,
+# as rows without a value may well be rows of which little is expected.
 _FEW, _MOST = 0.1, 0.5
 _TOGETHER = 4  # columns that tell the label together, at most
 _MAX_NUMBERS = 64
@@ -70,7 +70,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampledColumn:
-    """What a sample has of a column; its values are of one kind.
+    """A column's values in a sample; they are of one kind.
 
     Attributes:
         name: The column's.
@@ -111,10 +111,10 @@ class SampledColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnNote:
-    """What is to be said of a column.
+    """A remark on a column.
 
     Attributes:
-        kind: What it is.
+        kind: The kind of the remark.
         columns: The column, then those that it is equal to or tells the label with.
         text: The evidence, in a sentence without its end.
         auc: By which it tells the label; None: it does not.
@@ -147,7 +147,7 @@ def examine(
     """Return what is to be said of columns, leaks first.
 
     Args:
-        columns: Of one sample (`kept_rows`), in any order of its rows.
+        columns: Columns of one sample (`kept_rows`), in any order of its rows.
         label_N: 0 or 1.
         ts_ms_N: Times of the events; None: there is no clock.
     """

@@ -37,8 +37,8 @@ def table_notes(table: pa.Table, found: Guess, rows: int) -> list[ColumnNote]:
 
     Args:
         table: Its columns have the types that their values have.
-        found: What they were taken for.
-        rows: Of the whole input.
+        found: The guess about the columns.
+        rows: Rows of the whole input.
     """
     by_role = {each.role: each.facts.name for each in found.choices}
     there_N, label_N = _labels(table.column(by_role["label"]), found.positive)

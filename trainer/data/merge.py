@@ -42,7 +42,7 @@ from embertide.trainer.data.rows import Rows, check_bounds, concatenate
 from embertide.trainer.errors import ConfigurationError
 
 _EVER_MS = 1 << 62
-# What an input's thread may be ahead by.
+# Bytes that an input's thread may be ahead by.
 _MAX_BYTES = 16 << 20
 # Rows of one read: of files for speed, of what is live so that they come soon.
 _ROWS, _LIVE_ROWS = 4096, 32
@@ -55,7 +55,7 @@ Ints = NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Silence:
-    """Of an input, from one of its events on: none of a time up to `ts_ms` is to be waited for."""
+    """An input's silence from one of its events on: nothing up to `ts_ms` is to be waited for."""
 
     part: int
     at: int
@@ -63,7 +63,7 @@ class _Silence:
 
 
 class _Memory:
-    """What was decided by waiting: silences by input, and where batches ended. Of one thread."""
+    """Decisions made by waiting: silences by input, and where batches ended. For one thread."""
 
     def __init__(self, path: Path | None, parts: int) -> None:
         """Reads what was written down."""
@@ -198,8 +198,8 @@ class MergedSource(EventSource):
         """Name the inputs.
 
         Args:
-            parts: Of events; all of one schema.
-            feedback: Of feedback on them, of `feedback_schema`.
+            parts: Inputs of events; all of one schema.
+            feedback: Inputs of feedback on them, of `feedback_schema`.
             silent_s: A live input without an event for so long holds others up no more. Longer than
                 what the inputs wait for before they give their last events (5 s).
 

@@ -25,8 +25,8 @@ _ARROW_CODECS = {
 _XZ = b"\xfd7zXZ\x00"
 _PARQUET = b"PAR1"
 FAILURES = (OSError, EOFError, lzma.LZMAError, pa.ArrowException)
-"""What reading a file that was opened may raise."""
-# What is neither Parquet nor text in columns, and what to do about it.
+"""Errors of reading a file that was opened."""
+# Formats that are neither Parquet nor text in columns, and the remedy for each.
 _OTHERS = {
     b"PK\x03\x04": "is a zip archive (or a spreadsheet): unpack it, or save it as CSV",
     b"ARROW1": "is an Arrow file: write it as Parquet",
@@ -103,7 +103,7 @@ def is_parquet(path: str) -> bool:
 
 
 def other_format(head: bytes) -> str | None:
-    """What is to be done about bytes that are no text in columns; None: they may be."""
+    """Return the remedy for bytes that are no text in columns; None: they may be."""
     for begins, remedy in _OTHERS.items():
         if head.startswith(begins):
             return remedy

@@ -34,7 +34,7 @@ UNKNOWN_MS = -(1 << 62)
 LATE = 1
 AHEAD = 2
 
-# Of the events after a suspect, so many that agree decide.
+# This many events after a suspect decide, if they agree.
 _AGREEING = 32
 MAX_WAITING = 2 * _AGREEING
 """Events that wait for a decision, at most: a suspect, and those after it."""
@@ -48,7 +48,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is decided of the first events.
+    """The decision about the first events.
 
     Attributes:
         fault_N: 0: accepted; `LATE` or `AHEAD`: rejected.
@@ -64,7 +64,7 @@ class Order:
     """The order of one stream so far. Used by one thread.
 
     Attributes:
-        times: What is tolerated.
+        times: Bounds on events' times.
         trusts_next: The next event was accepted by whoever read the stream before.
         latest_ms: Time of the newest accepted event; `NO_TS_MS` before the first.
     """

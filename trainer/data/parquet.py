@@ -48,8 +48,8 @@ class ParquetSource(ChunkedSource):
 
         Args:
             path: Local path or fsspec URL.
-            schema: What to read.
-            kinds: Of columns of texts: as `TextFormat.kinds`.
+            schema: The columns to read.
+            kinds: Kinds of text columns: as `TextFormat.kinds`.
             dead_letters: Where rejected rows go; by default they are only counted.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What messages and entries hold, turned to columns: JSON, Avro and Arrow.
+"""Contents of messages and entries, turned to columns: JSON, Avro and Arrow.
 
 A payload holds one event or some, and is good or bad by itself: what is read of it depends on
 nothing that came before. Of JSON and Avro each value is converted alone, so that a column may have
@@ -63,7 +63,7 @@ def recognise(
     """Return the schema of the first message whose columns are known.
 
     Args:
-        columns: Of each message: returns their names, or raises PayloadError.
+        columns: One callable per message: returns the names of its columns, or raises PayloadError.
 
     Returns:
         The schema; None, and for an error the columns of the last message, if none is known.
@@ -370,7 +370,7 @@ class AvroPayloads(_RecordPayloads):
         """Read the schema.
 
         Args:
-            path: Of the schema, .avsc.
+            path: File of the schema, .avsc.
             header: Bytes before each payload: 0, or the 5 of Confluent's format.
 
         Raises:
@@ -514,7 +514,7 @@ _KEY_OF: Mapping[str, Callable[[Any], int | bytes]] = {
     "int": _whole_key,
     "string": _text_key,
 }
-"""What reads a key, by the kind that the schema says."""
+"""Readers of keys, by the schema's kind."""
 
 
 def _number(value: Any) -> float:

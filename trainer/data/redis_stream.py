@@ -188,7 +188,7 @@ class RedisStreamSource(EventSource):
 
         Args:
             config: Where the stream is.
-            schema: What to read; by default the known one that the newest entries fit.
+            schema: The columns to read; by default the known schema that the newest entries fit.
             dead_letters: Where rejected events go; by default they are only counted.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What files hold, by their first bytes: Parquet, or text and how its fields are told apart.
+"""The format of files, by their first bytes: Parquet, or text and how its fields are told apart.
 
 `open_events` is told what is found here, so that `init` and `train` read a file alike.
 """
@@ -41,8 +41,8 @@ class Files:
     Attributes:
         paths: Their paths or URLs, in the order of reading.
         format: "parquet" or "csv".
-        text: Of csv: how it is read.
-        notes: What was found that one may not expect.
+        text: For csv: how it is read.
+        notes: Findings that one may not expect.
     """
 
     paths: tuple[str, ...]
@@ -52,7 +52,7 @@ class Files:
 
     @property
     def delimiter(self) -> str:
-        """What stands between the fields of csv."""
+        """The text between the fields of csv."""
         return self.text.delimiter
 
 
@@ -69,9 +69,9 @@ def sniff(
     Args:
         paths: The files, one at least.
         format: "parquet" or "csv"; None: what each begins with tells.
-        names: Of the columns of text without a header.
+        names: Column names of text without a header.
         encoded: The encoding of text, if that is known.
-        delimiter: What stands between its fields, if that is known.
+        delimiter: The text between its fields, if that is known.
 
     Raises:
         DataError: A file is missing or empty, is no table that we read, or is of another kind than

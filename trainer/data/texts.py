@@ -1,4 +1,4 @@
-"""What a text means, as a number, a time or a word: one rule for every reader and for `init`.
+"""The meaning of a text, as a number, a time or a word: one rule for every reader and for `init`.
 
 Texts are Arrow arrays of binary, null where a field is empty; bytes that are no UTF-8 are left as
 they are. Nothing here fails on a value: what does not parse is marked. Array suffix: N texts.
@@ -24,15 +24,15 @@ ISO_TIME = (
     r"^ *[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]{1,9})?)?"
     r"( ?(Z|UTC|GMT)| ?[+-][0-9]{2}(:?[0-9]{2})?)?)? *$"
 )
-# What stands for no value in a column of numbers or times. A text "NA" may be a country.
+# Texts that stand for no value in a column of numbers or times. A text "NA" may be a country.
 MISSING = r"(?i)^ *(na|n/a|#n/a|<na>|-?nan|nat|null|none|nil|\\n|\?|-|\.)? *$"
 # Dates as people write them, which do not say whether day or month comes first.
 OTHER_DATE = r"^ *([0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{2,4}|[0-9]{4}/[0-9]{1,2}/[0-9]{1,2})\b"
 DECIMAL_COMMA = r"^ *[+-]?[0-9]+,[0-9]+ *$"
 
 PATTERNS: dict[Kind, str] = {"int": INT, "float": FLOAT, "time": ISO_TIME}
-# Of texts that are there, so many may be something else. Few of keys: ids that are digits by
-# chance are no integers. Many of times: nothing else looks like one.
+# The share of the non-missing texts that may be of another kind. Few of keys: ids that are digits
+# by chance are no integers. Many of times: nothing else looks like one.
 _FAULTY: dict[Kind, float] = {"int": 0.02, "float": 0.1, "time": 0.5}
 _FEW = 4  # texts, of which one may be faulty
 
@@ -49,7 +49,7 @@ def are(kind: Kind, texts: pa.Array) -> bool:
 
 
 def counted(kind: Kind, texts: pa.Array) -> tuple[int, int]:
-    """How many texts are of this kind, and how many are there at all."""
+    """Return the number of texts of this kind, and the number that are there at all."""
     matches = pc.match_substring_regex(texts, PATTERNS[kind])
     fits = int(pc.sum(matches).as_py() or 0)
     rest = texts.filter(pc.invert(matches)).drop_null()

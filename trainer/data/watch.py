@@ -39,7 +39,7 @@ class WatchedSource(DerivedSource):
     run as any other.
 
     Attributes:
-        notes: What was found.
+        notes: The findings.
     """
 
     def __init__(self, source: EventSource, say: Callable[[ColumnNote], None]) -> None:

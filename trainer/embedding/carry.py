@@ -64,7 +64,7 @@ class RowCarrier:
         """Yield (bucket, rows) of the new table from the buckets of one group.
 
         Args:
-            parts: Of all old buckets of the group.
+            parts: The parts of all old buckets of the group.
             into: The group's new buckets.
 
         Raises:

@@ -35,7 +35,7 @@ class BagConfig(Protocol):
         name: The table's.
         embedding_dim: Width of a row.
         num_embeddings: Rows expected. It chooses how many buckets there are, and bounds nothing.
-        feature_names: Whose keys it holds.
+        feature_names: The features whose keys it holds.
         pooling: torchrec.PoolingType, or its name: "SUM" or "MEAN".
     """
 
@@ -101,7 +101,7 @@ class EmbeddingBagCollection(nn.Module):
         tables: The tables, TorchRec's EmbeddingBagConfigs or such.
         is_weighted: Whether each key is multiplied by its weight; a mean is divided by the number
             of keys, as FBGEMM's.
-        options: Of `EmbeddingStore`: optimizer, seed, budgets, ranks.
+        options: Options of `EmbeddingStore`: optimizer, seed, budgets, ranks.
 
     Attributes:
         rows: The store.
@@ -154,7 +154,7 @@ class EmbeddingBagCollection(nn.Module):
         Args:
             table: Its name.
             rows_Rd: A table's weights, as `state_dict()["embedding_bags.NAME.weight"]` has them.
-            accumulator_R: What row-wise Adagrad keeps of each; None: the optimizer's beginning.
+            accumulator_R: State of row-wise Adagrad for each row; None: the optimizer's beginning.
             first: Key of the first row, so that a large table can be loaded in parts.
 
         Raises:

@@ -150,7 +150,7 @@ class Counters:
 
         Args:
             batch: Its arrays are kept until the next flush.
-            origin_ms: Of the run, the same in every call.
+            origin_ms: The run's time origin, the same in every call.
         """
         for table in self._tables:
             table.add(batch, origin_ms)

@@ -43,7 +43,8 @@ TableKeys = list[tuple[int, Keys]]
 """Keys of tables, by their places: what a pass looks up."""
 
 _MAX_THREADS = 64  # that the store shares a step by
-# Of so many steps one says what is at stake, by its first so many samples: they say enough.
+# One in this many steps measures the importance of tables, by its first so many samples: they say
+# enough.
 _STAKE_EVERY, _STAKE_SAMPLES = 4, 1024
 _MAX_CHUNKS = 16  # of a row
 _MIN_BYTES = 64 << 10  # a share of all keys that is less than this is left alone
@@ -121,9 +122,9 @@ class _Pass:
     """A forward pass whose gradient the next step takes.
 
     Attributes:
-        gradients: Of the embeddings' gradient, those of the pass's bags.
-        asked: Of whom the rows came; None: of this store.
-        places: Of the pass's bags, where this store found their rows; None: that is not known.
+        gradients: Turns the embeddings' gradient into those of the pass's bags.
+        asked: The rows asked of other ranks; None: the rows came from this store.
+        places: The places where this store found the rows of the pass's bags; None: not known.
     """
 
     embeddings: Tensor
@@ -138,7 +139,7 @@ class EmbeddingStore(nn.Module):
     Args:
         config: Tables and features; a table may serve several features.
         optimizer: That of rows, and its numbers; row-wise Adagrad if left out.
-        seed: Of new rows' values, a function of (seed, table, key, dimension).
+        seed: Seed of new rows' values, a function of (seed, table, key, dimension).
         devices: Arenas that share buckets and budgets; no value depends on their number.
         ddr_budget_bytes: Rows, index and optimizer state must fit it (or the SSD budget).
         new_row_accesses: A key gets a row at its so many-th occurrence of late, 1 to 15; before, it
@@ -150,7 +151,7 @@ class EmbeddingStore(nn.Module):
             `Ranks.join()` names those that torchrun started; None: this process alone.
         ownership: Who owns which bucket; None: a balanced plan.
         codecs: How rows and gradients travel.
-        hold_bytes: Of the DDR budget, what rows may take that are held there for passes to come; 0:
+        hold_bytes: The part of the DDR budget for rows that are held there for passes to come; 0:
             none is held.
         max_staleness: Ranks learn whole batches by themselves, and the gradients of so many may
             come between the time when a batch reads rows and its own; None: ranks take every step
@@ -293,7 +294,7 @@ class EmbeddingStore(nn.Module):
             (table, keys_B, None, "sum", out[:, self._columns(f)])
             for f, (table, keys_B) in enumerate(zip(self._tables, keys_FB, strict=True))
         ]
-        # Of a sequence, only the keys that are taken have gradients: `_of_keys`.
+        # Only the keys of a sequence that are taken have gradients: `_of_keys`.
         places = [
             each if f < len(self.config.features) else None
             for f, each in enumerate(self._look_up(bags))
@@ -585,7 +586,7 @@ class EmbeddingStore(nn.Module):
         sample = self.store.prune_sample(0, int(self.exchange.summed(rows, "room")[0]))
         samples = self.exchange.samples(sample)
         outcome = self.store.prune(0, may_take, max_age=max_age, samples=samples)
-        # What is left free goes to the ranks as their rows do.
+        # The bytes left free go to the ranks in proportion to their rows.
         bytes_ = float(outcome.bytes)
         total = float(self.exchange.summed(np.array([bytes_]), "room")[0])
         share = (bytes_ + 1) / (total + self.ranks.size)
@@ -605,7 +606,7 @@ class EmbeddingStore(nn.Module):
         """Go on from what `progress` gave.
 
         Args:
-            progress: Of as many ranks as there were.
+            progress: The progress of as many ranks as there were.
             same_owners: Whether this rank owns what the rank of its number did.
 
         Raises:
@@ -632,7 +633,7 @@ class EmbeddingStore(nn.Module):
         bags: list[_store.BagGradients] = []
         for f, (table, keys_B) in enumerate(zip(self._tables, keys_FB, strict=True)):
             gradient_Bd = gradient_BE[:, self._learned(f)]
-            # What is asked of other ranks leaves such places out by itself.
+            # Questions to other ranks leave such places out by themselves.
             if f >= len(self.config.features) and self.exchange is None:
                 taken_B = keys_B != PADDING_KEY
                 keys_B, gradient_Bd = keys_B[taken_B], gradient_Bd[taken_B]

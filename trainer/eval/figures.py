@@ -38,7 +38,7 @@ class ProofError(TrainerError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VersionLog:
-    """What the publisher noted of its versions: arrays by version number."""
+    """The publisher's notes on its versions: arrays by version number."""
 
     watermark_ms: Mapping[int, int]
     committed_ms: Mapping[int, int]
@@ -112,7 +112,7 @@ class _Scores:
 
 @dataclasses.dataclass(slots=True)
 class _Faults:
-    """What must not be."""
+    """Counts of faults, which must all be 0."""
 
     missing_rows: int = 0  # of the input without a score
     learned_rows: int = 0  # answered by a version whose watermark is not before the event
@@ -181,10 +181,10 @@ def measure(
 
     Args:
         source: The input, from its start.
-        records: What the served model answered.
-        versions: What the publisher noted.
-        frozen: What a copy answered that stopped learning, to the events that it had not learned.
-        reshard: What moved while the served model answered.
+        records: The answers of the served model.
+        versions: The publisher's notes.
+        frozen: The answers of a copy that stopped learning, to the events that it had not learned.
+        reshard: The reshard that moved buckets while the served model answered.
 
     Raises:
         ProofError: A row is of no event of the input, or of a version that never was.

@@ -20,7 +20,7 @@ class Heads:
     """The prequential figures of every head but the first. Used by one thread.
 
     Attributes:
-        by_name: Of each; events whose label is unknown are not among them.
+        by_name: The figures of each; events whose label is unknown are not among them.
     """
 
     def __init__(self, heads: Sequence[HeadConfig]) -> None:

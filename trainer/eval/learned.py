@@ -18,7 +18,7 @@ def learned(
     Versions end where those of a run would, so that counts are as of the last one.
 
     Args:
-        learner: What learns; its transforms are fitted to the first events.
+        learner: The learner; its transforms are fitted to the first events.
         source: The events, with the columns that the model's are made from.
         start: Index of the first event.
 

@@ -184,7 +184,7 @@ def check_scores(label_B: Array, score_B: Array) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a stretch of events came to; nan where a figure does not exist.
+    """The figures of a stretch of events; nan where a figure does not exist.
 
     Attributes:
         events: Their number.
@@ -257,7 +257,8 @@ class Binned:
     All are exact but the AUC: scores in one bin of log odds count as equal.
 
     Args:
-        bins: Of the scores, 16 bytes each. 65,536 lie 0.0005 apart in log odds, 512 lie 0.06.
+        bins: The number of bins of scores, 16 bytes each. 65,536 lie 0.0005 apart in log odds, 512
+            lie 0.06.
     """
 
     def __init__(self, bins: int = LIVE_BINS) -> None:

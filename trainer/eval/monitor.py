@@ -1,4 +1,4 @@
-"""What a run knows of its own quality beside the prequential figures: by user, slice, hold-out.
+"""Figures of a run's quality beside the prequential ones: by user, slice, hold-out.
 
 All of it is of the current day of event time, but for the hold-out, which has figures by day as the
 prequential ones are. It is part of a checkpoint, so that a run that goes on has the same figures;
@@ -33,7 +33,7 @@ class Monitor:
     """Figures of a run by user and slice, and its hold-out. Used by one thread.
 
     Attributes:
-        config: What is measured.
+        config: The figures to measure.
         held: The figures of events that are held out.
         gauc_by_day: GAUC of the days before the current one.
     """

@@ -1,4 +1,4 @@
-"""What a reshard did to the answers given meanwhile: how many, how late, how far from a copy's.
+"""The effect of a reshard on answers given meanwhile: how many, how late, how far from a copy's.
 
 An answer is *meanwhile* if it was sent before the operation ended and came after it began. All of
 these must have been compared, and none may have changed. Shapes: B events, F features.
@@ -26,7 +26,7 @@ class Reshard:
 
     Attributes:
         features: Bits and moved buckets of each feature's table, in the order of the features.
-        buckets: Of all tables.
+        buckets: The number of buckets of all tables.
         decision: Why it was made and what it gained, where the control plane decided it.
     """
 

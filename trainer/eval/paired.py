@@ -36,10 +36,10 @@ class Difference:
     """One figure of two models.
 
     Attributes:
-        first: Of one model.
-        second: Of the other.
+        first: The figure of one model.
+        second: The figure of the other.
         difference: second - first.
-        low, high: Of the difference, the ends of the confidence interval.
+        low, high: The ends of the confidence interval of the difference.
         verdict: "tie" where the interval has 0 in it.
     """
 
@@ -79,12 +79,12 @@ def compare(
     Args:
         label_B: 0 or 1.
         first_B: Probabilities of one model.
-        second_B: Of the other.
-        cluster_B: What is resampled whole: the user, or the block of time, of each event.
+        second_B: The scores of the other.
+        cluster_B: The unit that is resampled whole: the user, or the block of time, of each event.
         user_B: Users, for GAUC; None: none.
         replicates: Times that clusters are drawn. The time is replicates times events.
-        confidence: Of the intervals.
-        seed: Of the draws.
+        confidence: Confidence of the intervals.
+        seed: Seed of the draws.
 
     Raises:
         ValueError: There are fewer than 2 clusters, or one class alone.

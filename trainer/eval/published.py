@@ -45,7 +45,7 @@ class PublishedModel:
     Attributes:
         files: Where it came from.
         features: Names of the columns of KEYS that an event has to have, in their order.
-        dense: How many columns of DENSE an event has to have.
+        dense: The number of columns of DENSE that an event has to have.
         heads: Names of the scores; "score" where there is one, without a name.
 
     Raises:

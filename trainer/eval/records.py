@@ -1,4 +1,4 @@
-"""What a replay leaves behind: one row an impression, one row a request.
+"""The records of a replay: one row an impression, one row a request.
 
     OUT/scores.parquet      event, ts_ms, score, version, plan_epoch, node, answered_ms
     OUT/requests.parquet    first event, events, ts_ms of the last, sent_ms, latency_us, version,

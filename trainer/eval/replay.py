@@ -117,11 +117,11 @@ class Replay:
     """Scores one stream with one served model. Used by one thread.
 
     Args:
-        model: What scores.
+        model: The model that scores.
         records: Where rows go.
         config: Pace and size of requests.
         scored: Is told how far scoring is; None if nobody waits for it.
-        copy: What answers are compared with while it is loaded; None: they are not.
+        copy: A copy to compare answers with while it is loaded; None: they are not compared.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class Replay:
         if self.config.events_per_s is None:
             return
         now_s = time.monotonic()
-        # What a pause has delayed is not made up for.
+        # A delay by a pause is not made up for.
         self._due_s = max(self._due_s, now_s)
         time.sleep(self._due_s - now_s)
         self._due_s += count / self.config.events_per_s

@@ -28,8 +28,8 @@ class SliceTable:
 
     Attributes:
         values: Figures by value, those with the most events first.
-        rest: Of all other values together; None: there are no others.
-        rest_values: How many those are; None: not known, as not all were told apart.
+        rest: The figures of all other values together; None: there are no others.
+        rest_values: The number of those; None: not known, as not all were told apart.
     """
 
     values: dict[int, Summary]

@@ -22,7 +22,7 @@ MIN_GAP = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyFigures:
-    """What one policy did at one size.
+    """The figures of one policy at one size.
 
     Attributes:
         hit_rate: Hits per access, from an empty tier.

@@ -71,7 +71,7 @@ def measured_costs(path: Path, row_bytes: int) -> dict[str, float]:
 
     Args:
         path: costs.json of `make bench-store` and `make bench-ssd`.
-        row_bytes: Of a row's payload.
+        row_bytes: Bytes of a row's payload.
 
     Raises:
         ConfigurationError: The file is not there, or is none of theirs.
@@ -91,7 +91,7 @@ def measured_costs(path: Path, row_bytes: int) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What a request may take, in microseconds; a bound that is None does not bind.
+    """The bounds on a request's time, in microseconds; a bound that is None does not bind.
 
     Attributes:
         mean_us: On average.
@@ -116,7 +116,7 @@ class HitCurve:
     """Hit rates of a policy at ascending numbers of rows; never falling.
 
     Attributes:
-        rows: Of the tier; the last holds every key.
+        rows: Rows of the tier; the last number holds every key.
         hits: Hits per access. The first access to a key misses: the store holds its row, but
             below.
     """
@@ -141,7 +141,7 @@ class Plan:
         hbm_bytes, ddr_bytes, ssd_bytes: Budgets for them; DDR's with the index of all rows and the
             memory of the policy.
         hbm_hits, ddr_hits: Shares of the reads.
-        mean_us, p99_us: Of a request.
+        mean_us, p99_us: The predicted time of a request.
         meets: Whether the goal is met; if not, no size does.
     """
 
@@ -163,7 +163,7 @@ class Plan:
 
 
 def index_bytes(rows: int, buckets: int | None = None) -> int:
-    """What the index of so many rows takes of DDR, while one of its buckets grows."""
+    """Return the DDR that the index of so many rows takes while one of its buckets grows."""
     if buckets is None:
         buckets = 1 << max(0, math.ceil(math.log2(max(1, rows) / _BUCKET_ROWS)))
     groups = 1 << max(0, math.ceil(math.log2(max(1, rows) / buckets / _GROUP_ROWS)))
@@ -245,16 +245,16 @@ def plan(
     """The smallest DDR tier that meets a goal, beside an HBM tier of a given size.
 
     Args:
-        curve: Of the rows of DDR and above: the hit rate of the two together is that of one tier
-            of both their rows, and HBM holds the best of them.
-        goal: What a request may take.
-        costs: What reads take.
-        row_bytes: Of a row's payload.
+        curve: Hit rates by the rows of DDR and above: the hit rate of the two together is that of
+            one tier of both their rows, and HBM holds the best of them.
+        goal: The bounds on a request's time.
+        costs: The times of reads.
+        row_bytes: Bytes of a row's payload.
         total_rows: Rows that the model has; None: the keys of the trace. Those that the trace never
             asks for take index and SSD.
-        hbm_bytes: Of HBM; 0: none.
-        policy_bytes: Of memory that the policy needs for a row of DDR.
-        buckets: Of the table; None: one for each 10^5 rows.
+        hbm_bytes: Bytes of HBM; 0: none.
+        policy_bytes: Bytes of memory that the policy needs for a row of DDR.
+        buckets: Buckets of the table; None: one for each 10^5 rows.
     """
     all_rows = max(total_rows or 0, curve.rows[-1])
     slot = math.ceil(row_bytes / 8) * 8

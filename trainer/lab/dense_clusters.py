@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 APART = 0.6
 """Distance of two descriptions that need clusters of their own."""
 
-# What of a statistic is as much as all of a share.
+# Differences of a statistic that weigh as much as all of a share.
 _MUCH_TAIL, _MUCH_SIZE, _MUCH_OFFSET = 3.0, 6.0, 3.0
 
 
@@ -84,7 +84,7 @@ def clusters(found: list[Description], *, most: int) -> list[tuple[int, ...]]:
     """Return the clusters of D features, the largest first, each as the features' places.
 
     Args:
-        found: Of each feature.
+        found: The description of each feature.
         most: Clusters at most; where distance would make more, the nearest are joined.
     """
     if len(found) < 2:

@@ -27,11 +27,11 @@ APART = 1.25
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Tried:
-    """What a ratio came to.
+    """The result of a ratio.
 
     Attributes:
         ratio: So many times fewer bytes than those of all keys' rows.
-        loss: Of AUC against the unpruned model, the mean over the seeds.
+        loss: Loss of AUC against the unpruned model, the mean over the seeds.
         error: Its standard error.
         rows: At the end, the most of any seed.
         within: Whether loss and error together are within the bound.
@@ -85,7 +85,7 @@ def search(
     """Return the greatest ratio within the bound: by bisection, so losses should grow with it.
 
     Args:
-        figures: Of a ratio, what `measure` returns, by seed; 1 is the unpruned run.
+        figures: Returns the result of `measure` for a ratio, by seed; 1 is the unpruned run.
         max_lost: The bound of the loss of AUC.
         max_ratio: Where the search begins.
         tried: Told each.

@@ -50,7 +50,7 @@ _SMALL_BYTES, _LARGE_BYTES = 1 << 10, 4 << 20
 _CODED = 1 << 18  # numbers that codecs are measured by
 _CODECS: tuple[Codec, ...] = ("fp16", "bf16", "int8")
 _ALONE = RankProfile(bytes_per_s=1e9, latency_s=1e-4, sum_bytes_per_s=1e9)
-"""Of a rank without others, which has no link: any prediction for more says that."""
+"""Profile of a rank without others, which has no link: any prediction for more says that."""
 
 
 def machine() -> str:
@@ -70,7 +70,7 @@ def measure(run: RunConfig, batches: Sequence[Batch], ranks: Ranks) -> Profile:
 
     Args:
         run: Its rows begin empty; nothing is published.
-        batches: Of the run's events, four or more; all ranks give the same.
+        batches: Batches of the run's events, four or more; all ranks give the same.
         ranks: Those that take steps together.
 
     Raises:

@@ -39,7 +39,7 @@ BLOCKS = 20
 """Blocks of a part, in each of which a difference is measured."""
 
 MIN_EVENTS = 5_000
-"""Of a window: a fifth of them chooses, another confirms."""
+"""Events of a window: a fifth of them chooses, another confirms."""
 
 KEPT = 3
 """One in so many pipelines goes on to the next round, and two at least."""
@@ -60,7 +60,7 @@ _BATCH = 4096
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
-    """What is done to the features of a cluster; attributes are those of `DenseConfig`."""
+    """The steps for the features of a cluster; attributes are those of `DenseConfig`."""
 
     steps: tuple[DenseStep, ...]
     points: int = 256
@@ -108,7 +108,7 @@ class Window:
     """A window of events, cut in time by event index.
 
     Attributes:
-        events: Of it.
+        events: The number of its events.
         choosing: Those before are learned; from here they choose.
         confirming: From here they confirm.
         found: Descriptions of the D features by the first events that are learned.
@@ -209,7 +209,7 @@ def _figures(label_B: NDArray[np.float32], score_B: NDArray[np.float32]) -> dict
 
 Dense = tuple[DenseConfig, ...]
 Figures = list[dict[str, Any]]
-"""Of one choice of transforms, what `measure` returns, by seed."""
+"""The results of `measure` for one choice of transforms, by seed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -277,7 +277,7 @@ class Tried:
     """A pipeline of a cluster in the last round that it came to.
 
     Attributes:
-        pipeline: What was tried.
+        pipeline: The pipeline that was tried.
         round: 1, 2 or 3.
         loss: Its log loss in that round, on the part that chooses; None where a trial failed.
         before: That of the transforms as they were, in the same round.
@@ -297,7 +297,7 @@ class Searched:
         features: Their names.
         tried: The pipelines, the best first.
         best: The best of the last round.
-        gain: Of it, on the part that chooses; None where a trial failed.
+        gain: Its gain, on the part that chooses; None where a trial failed.
         taken: Whether that gain holds.
     """
 
@@ -310,7 +310,7 @@ class Searched:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a search came to.
+    """The result of a search.
 
     Attributes:
         dense: The features as they are to be; as they were where no gain was confirmed.
@@ -347,9 +347,9 @@ def search(
         dense: The D features as they are.
         found: Their descriptions.
         groups: Clusters, as places of features.
-        figures: Of some choices, with so many seeds and a share of the events (`Window.start`), the
-            figures of each. Raises `OutOfBoundsError` where it may not.
-        seeds: Of the last round; 2 at least.
+        figures: Returns the figures of each of some choices, given the choices, a number of seeds
+            and a share of the events (`Window.start`). Raises `OutOfBoundsError` where it may not.
+        seeds: Seeds of the last round; 2 at least.
         least_gain: Log loss that a change has to save.
 
     Raises:

@@ -22,7 +22,7 @@ class Trial:
     """One measurement.
 
     Attributes:
-        name: What people call it.
+        name: The name that people call it by.
         depends: All that its figures depend on, as text.
         measure: Returns the figures, as JSON has them; called in another process.
     """
@@ -55,8 +55,8 @@ def measured(
     """Return the figures of each trial, in their order; those that are not in the folder are taken.
 
     Args:
-        trials: What is measured.
-        folder: Of the files; made if need be.
+        trials: The trials to measure.
+        folder: Folder of the files; made if need be.
         jobs: Processes at a time.
         done: Told how many are there: those of before, then one more each time.
 

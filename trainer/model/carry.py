@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 Names = Sequence[str]
 Axes = Mapping[str, tuple[Names | None, ...]]
-"""Of a tensor by its name in the state_dict: the names of positions on each axis; None: the axis
-does not depend on columns. A vector's value is `NAME:d`, a product of two vectors `NAME*OTHER`."""
+"""By a tensor's name in the state_dict: the names of positions on each axis; None: the axis does
+not depend on columns. A vector's value is `NAME:d`, a product of two vectors `NAME*OTHER`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Carried:
-    """What became of a net's tensors.
+    """The result of carrying a net's tensors over.
 
     Attributes:
         tensors: For the new net's `load_state_dict`.
@@ -51,7 +51,7 @@ def carry(
 
     Args:
         old: The older net's state_dict.
-        old_axes: What that net's `axes_of` gives.
+        old_axes: The result of that net's `axes_of`.
         net: The net that goes on, with its fresh values.
         empty: Features that read as zeros, for no key of theirs has a row.
     """

@@ -33,7 +33,7 @@ _STRENGTH = 20.0  # as of so many positives of a rare label, seen as well calibr
 
 
 class Correction:
-    """What is added to the logits of all heads. For one thread; all ranks have the same.
+    """The addition to the logits of all heads. For one thread; all ranks have the same.
 
     Attributes:
         offset_H: As it is now, fp32 numbers.
@@ -53,7 +53,7 @@ class Correction:
         Args:
             labels_BH: 0 to 1; NaN: unknown. Of one head [B].
             scores_BH: As many, in (0, 1).
-            weight_B: What each counts; None: 1.
+            weight_B: The weight of each; None: 1.
         """
         heads = len(self.offset_H)
         label_BH = labels_BH.reshape(-1, heads).astype(np.float64)

@@ -37,7 +37,7 @@ from embertide.trainer.model.rewrite.reading import Contexts
 
 FORMAT, FORMAT_OF_HEADS = 1, 2
 _COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
-# Of the environment, what makes another program of a net.
+# Environment variables that change the program made from a net.
 _COMPILER_OPTIONS = (
     "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL",
     "AOT_INDUCTOR_ENABLE_LINE_TABLES",
@@ -45,7 +45,7 @@ _COMPILER_OPTIONS = (
 _ANY_BATCH = "model"  # what torch calls the program of a package that has one
 # A wheel has the presets' programs (.ci/wheel.py): the demo runs where no compiler is.
 _SHIPPED = Path(trainer.__file__).resolve().parent.parent / "programs"
-# What `-march` and the width of vectors are for a baseline.
+# The vector width of each baseline, which is also the `-march`.
 _VECTOR_BITS = {"x86-64-v2": 128, "x86-64-v3": 256, "x86-64-v4": 512}
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ _OPTIONS = (
     "features"
 )
 
-# What a CPU must know for a baseline, as far as one tells it from the next lower one.
+# CPU features that a baseline needs, as far as they tell it from the next lower one.
 _CPU_FLAGS = {
     "x86-64-v2": {"sse4_2"},
     "x86-64-v3": {"avx2", "fma", "bmi2", "f16c"},
@@ -140,9 +140,9 @@ def check_module(
 
     Args:
         module: In eval mode.
-        shape: Of its inputs.
+        shape: The shape of its inputs.
         outputs: Scores a sample.
-        hint: What to check when forward fails.
+        hint: The thing to check when forward fails.
 
     Raises:
         ExportError: It does not take (dense_BD, embeddings_BE), or does not give one finite
@@ -251,7 +251,7 @@ def export_folder(
     Args:
         module: The net.
         folder: Appears whole or not at all.
-        shape: Of its inputs.
+        shape: The shape of its inputs.
         cache: A folder of compiled programs to take from and add to.
         more: Facts to note in dense.json.
 

@@ -1,4 +1,4 @@
-"""What the nets are made of: MLPs, and the vectors that they begin with.
+"""The parts of nets: MLPs, and the vectors that they begin with.
 
 Shapes: B samples, D dense features, E all embedding values of a sample, F vectors of width d.
 """
@@ -73,7 +73,7 @@ def _slices(names: Sequence[str], widths: Sequence[int]) -> dict[str, slice]:
 
 
 class Columns(nn.Module):
-    """What a net is given, as it takes it: counters are taken out of embeddings, into DENSE.
+    """The inputs of a net, in its form: counters are taken out of embeddings, into DENSE.
 
     Features without a row get their learned default. Its buffer `now_C`, one number a counter that
     is read, belongs to a version as parameters do.

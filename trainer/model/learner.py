@@ -45,7 +45,7 @@ class NotFiniteError(TrainerError):
     """A batch would make the net not finite; nothing has been learned from it.
 
     Attributes:
-        reason: What is not finite.
+        reason: The part that is not finite.
     """
 
     def __init__(self, what: str) -> None:
@@ -56,10 +56,10 @@ class NotFiniteError(TrainerError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Learned:
-    """What a step leaves beside what it has changed.
+    """The results of a step beside the changed state.
 
     Attributes:
-        scores: Of the batch's events, from before the step, [B] or [B, H].
+        scores: Scores of the batch's events, from before the step, [B] or [B, H].
         missing: Dense values that were missing.
     """
 
@@ -73,7 +73,7 @@ class Prepared:
 
     Attributes:
         batch: As all ranks see it.
-        part: What this rank learns from; None: nothing.
+        part: The events that this rank learns from; None: none.
         first: Place of the part's first event in the batch.
         asked: Keys that the ranks asked of one another for it; None: this rank is alone.
     """
@@ -106,7 +106,7 @@ class Learner:
 
     Attributes:
         origin_ms: Time that counts are reckoned from: the first event's, unless it is set before.
-        transforms: What is done to DENSE before the net gets it. None: nothing; of a model whose
+        transforms: The transforms of DENSE before the net gets it. None: nothing; of a model whose
             features are fitted, they are not yet.
         is_fresh: Whether the net has its first values, and `warm_up` did not look at events yet.
         prior_H: Log odds of the labels at which the heads' biases began; None: they did not.
@@ -339,7 +339,7 @@ class Learner:
         and the rank.
 
         Args:
-            batch: What is learned.
+            batch: The batch to learn.
             on_rows_ready: Called when the rows are there and the network is free, to ask for
                 the next keys.
 

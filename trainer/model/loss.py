@@ -68,7 +68,7 @@ class Loss:
         Args:
             logits: [B], or of several heads [B, H].
             labels: As many; NaN: unknown.
-            weight_B: What each event counts; the sum stays divided by B. None: 1.
+            weight_B: The weight of each event; the sum stays divided by B. None: 1.
         """
         if self._each is None and self._outputs == 1:
             return functional.binary_cross_entropy_with_logits(logits, labels, weight_B)

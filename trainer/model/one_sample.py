@@ -16,7 +16,7 @@ NAME = "one_sample"
 # Reads that an expression may make before its value is kept, and not computed for each output anew.
 # By torch's own limit, 4, each output of a layer would compute all of its inputs.
 SETTINGS = {"realize_reads_threshold": 1}
-# Of fewer weights, less is gained than a compilation is worth: 7 of 28 us at 82,000, on a Zen 4.
+# With fewer weights, less is gained than a compilation is worth: 7 of 28 us at 82,000, on a Zen 4.
 _MIN_WEIGHTS = 1 << 17
 # Parts of an output that are summed beside each other, as an addition waits for the one before; of
 # whole vectors on any CPU.

@@ -36,7 +36,7 @@ def label_logits(
 
     Args:
         batches: The events.
-        heads: Of the model.
+        heads: The number of heads of the model.
         left_out: Tells which events of a batch do not count; None: all do.
     """
     sums_2H = np.full((2, heads), 0.5)

@@ -19,7 +19,7 @@ _LINEAR: Any = torch.ops.aten.linear.default
 _ONEDNN: Any = torch.ops.mkldnn._linear_pointwise.default
 # Products of a row with so many weights or more are oneDNN's.
 MIN_WEIGHTS = 1 << 13
-# What a call takes beyond MKL's, in multiplications that oneDNN saves half of the time of.
+# The cost of a call beyond MKL's, in multiplications that oneDNN saves half of the time of.
 _CALL = 950_000
 
 

@@ -27,7 +27,7 @@ _OURS = {"warmup_cosine": _warmup_cosine, "step": _step}
 
 
 class Schedule:
-    """What a learning rate is multiplied by, step by step. For one thread.
+    """The factor of a learning rate, step by step. For one thread.
 
     A class of torch's kind drives an optimizer of its own, whose rate begins at 1 and is the
     factor: so a run may go on with another `dense_learning_rate`.
@@ -61,7 +61,7 @@ class Schedule:
 
     @property
     def factor(self) -> float:
-        """What the rate of the next step is multiplied by."""
+        """The factor of the next step's rate."""
         if self._torch is None:
             return _OURS[str(self._config.name)](self._config, self._steps)
         return float(self._optimizer.param_groups[0]["lr"])

@@ -1,4 +1,4 @@
-"""What a net of one's own learns or draws beside gradients, so that ranks and restarts agree."""
+"""Statistics that a net learns or draws beside gradients, so that ranks and restarts agree."""
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ class Statistics:
         """Find them.
 
         Raises:
-            ConfigurationError: Of many ranks, one counts the batches of a rank.
+            ConfigurationError: There are many ranks, and a module counts the batches of its own
+                rank.
         """
         for name, module in net.named_modules():
             if ranks.size > 1 and isinstance(module, _NORM) and module.momentum is None:

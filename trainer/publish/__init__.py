@@ -1,1 +1,1 @@
-"""What a trainer gives away: snapshots, and versions on the bus."""
+"""Publishing of the trained model: snapshots, and versions on the bus."""

@@ -49,7 +49,7 @@ def check_kept(published: Iterable[Bins], schema: EventSchema) -> None:
 
     Args:
         published: Those of the run's newest snapshot.
-        schema: Of the events that the run goes on with.
+        schema: The schema of the events that the run goes on with.
 
     Raises:
         ConfigurationError: A feature has other edges than it had.

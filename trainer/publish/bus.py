@@ -25,7 +25,7 @@ from embertide.v1 import update_pb2
 
 LINEAGE_BITS = 32
 """An entry's id ends in the lineage and, below it, the batch's place in its version."""
-# What is waited for an answer; a Redis that stands still costs a version as long.
+# Bound on the wait for an answer; a Redis that stands still costs a version as long.
 _ANSWER_S = 5.0
 _SENT_AT_ONCE = 4 << 20
 _COMMIT_ENTRIES = 1024
@@ -137,7 +137,7 @@ class Bus:
     """Sends one model's versions. Every method but `connect` may raise redis.RedisError.
 
     Attributes:
-        stats: What was refused, lost and trimmed.
+        stats: Counts of what was refused, lost and trimmed.
     """
 
     def __init__(

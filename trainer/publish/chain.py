@@ -67,11 +67,11 @@ class VersionFiles:
         publication: Where they are.
         version: Which version; None: of a snapshot by itself.
         snapshot: The folder of the snapshot that leads to it.
-        commits: What came after the snapshot, oldest first.
-        manifest: Of the snapshot.
+        commits: The commits after the snapshot, oldest first.
+        manifest: The manifest of the snapshot.
         tables: By id.
         watermark_ms: Event time up to which the version has learned.
-        dense_id: Of the version's dense tensors.
+        dense_id: The id of the version's dense tensors.
 
     Raises:
         MissingVersionError: Files that it takes are no longer kept.

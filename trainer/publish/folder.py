@@ -35,7 +35,7 @@ from embertide.trainer.sync.channel import ALONE, Channel, RankError
 from embertide.v1 import update_pb2
 
 PARTITIONS = 64
-"""Of a model's buckets; each has a delta file, and its streams share a slot of a Redis Cluster."""
+"""Groups of a model's buckets; each has a delta file, and its streams one slot of Redis Cluster."""
 _DELTA_MAGIC = b"EMDLT001"
 _COMMIT_MAGIC = b"EMCMT001"
 COMMIT = "commit.pb"
@@ -217,7 +217,7 @@ class Written:
     Held in memory, and on the drive what exceeds `_SPOOLED` a partition.
 
     Attributes:
-        channel: Of the ranks that write the version together.
+        channel: The channel of the ranks that write the version together.
     """
 
     def __init__(self, folder: Path, channel: Channel = ALONE) -> None:
@@ -282,7 +282,7 @@ class Written:
             partition: Which.
             fd: The file, open for writing.
             begins: Where each of this rank's buckets begins.
-            head: What the file begins with, if this rank writes it.
+            head: The begin of the file, if this rank writes it.
         """
         mine = [place for place in self._places if place.partition == partition]
         spool = self._spools.get(partition)

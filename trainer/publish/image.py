@@ -72,7 +72,7 @@ _NONE = _Rows(np.empty(0, np.uint64), np.empty(0, np.float64), np.empty(0, np.in
 
 
 class PublishedImage:
-    """What nodes hold of the newest version. Used by one thread.
+    """The nodes' state at the newest version. Used by one thread.
 
     Attributes:
         store: The rows as a node has them; its versions are numbered by itself.
@@ -114,7 +114,7 @@ class PublishedImage:
         """Take the trained rows' changes and return those that version `number` is to carry.
 
         Args:
-            number: Of the version.
+            number: The number of the version.
             everything: Leave nothing out.
         """
         places = list(self._rows.places())

@@ -28,7 +28,7 @@ class FolderOrigin:
 
     Attributes:
         model: The model's name.
-        events: What the trainer reads, as it names it, without users and passwords.
+        events: The name of the trainer's input, without users and passwords.
         storage: URL of object storage that the trainer copies it to, or the mirror from.
         warm_start: Folder of the run whose rows and net it began with, its events read again.
     """

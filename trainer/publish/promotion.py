@@ -174,7 +174,7 @@ class PromotionRecord:
         """Return the newest revision, of the file or of the bus.
 
         Raises:
-            PromotionError: What is there fails its checksum.
+            PromotionError: The stored promotion fails its checksum.
         """
         found = [Promotion()]
         with contextlib.suppress(FileNotFoundError):

@@ -38,7 +38,7 @@ from embertide.v1 import update_pb2
 __all__ = ["BUS_BYTES", "BusError", "Change", "Publisher", "PublisherStats", "SupersededError"]
 
 BUS_BYTES = 512 << 20
-"""What the versions of a model may take of a Redis, where nothing else is said."""
+"""Default bound on a model's versions in Redis."""
 # A batch with its header stays under 1 MiB.
 _MAX_BATCH_BYTES = (1 << 20) - 256
 _MAX_INLINE_DENSE = 1 << 20
@@ -71,7 +71,7 @@ class PublisherStats:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Owed:
-    """What other publishers sent.
+    """The changes that other publishers sent.
 
     Attributes:
         batches: By (table id, bucket).
@@ -116,7 +116,7 @@ class Publisher:
     Attributes:
         lineage: This publisher's run; larger than any before it.
         newest: The version published last, by anybody; None before the first.
-        schema_id: What versions say of the model; of no other one once the first is out.
+        schema_id: The schema id in its versions; it cannot change once the first is out.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ class Publisher:
             publication: Where versions are written.
             bus: Redis URL; None publishes to files alone.
             model: Its name, by which several models can share a Redis.
-            schema_id: Of the model, as its snapshots say.
-            bus_bytes: What its versions may take of Redis.
+            schema_id: The schema id of the model, as its snapshots have it.
+            bus_bytes: Bound on the bytes of its versions in Redis.
             exclusive: False leaves the lock alone: for one who means to supersede a trainer.
             floor: A lineage that others have had, though the folder may not show it.
-            channel: Of the ranks that publish together; each makes one of these, and all call it
-                alike.
+            channel: The channel of the ranks that publish together; each makes one of these, and
+                all call it alike.
 
         Raises:
             BusError: Redis cannot be reached now, or the model's name is not one for the bus.

@@ -31,7 +31,7 @@ class RollbackError(ConfigurationError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Restored:
-    """What a rollback did."""
+    """The result of a rollback."""
 
     version: int  # the new one
     to: int
@@ -149,7 +149,7 @@ def roll_back(publication: Publication, number: int, *, bus: str | None) -> Rest
     versions = publication.versions()
     if not versions:
         raise RollbackError(f"{publication.path} holds no version")
-    # What cannot be done is refused before the trainer is superseded.
+    # An impossible rollback is refused before the trainer is superseded.
     manifest = _Target(publication, versions[-1], number).files.manifest
     publisher = Publisher(
         publication,

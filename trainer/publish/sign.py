@@ -118,7 +118,7 @@ class SignOfLife:
         """Set the first sign.
 
         Args:
-            url: Of the bus.
+            url: The URL of the bus.
             model: Its name there.
             folder: That the trainer publishes to.
             lineage: The trainer's.

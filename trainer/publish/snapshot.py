@@ -106,14 +106,15 @@ def former_layouts(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotInfo:
-    """What a manifest says beside the lists of files, and what requests go through.
+    """A manifest's content beside the lists of files, and the transforms that requests go through.
 
     Attributes:
-        dense_names: Of DENSE's columns, dense_features of them; asked for where `former` is given.
-        heads: Of the dense net, where there are several.
-        former: What requests carried before the model was changed, newest first, at most
+        dense_names: Names of DENSE's columns, dense_features of them; asked for where `former` is
+            given.
+        heads: Names of the dense net's heads, where there are several.
+        former: The request layouts from before changes of the model, newest first, at most
             `MAX_FORMER`: nodes answer such requests too.
-        bins: Of the features that are bins, for who asks; written where there is a dense net.
+        bins: Bins of the features that are bins, for who asks; written where there is a dense net.
     """
 
     model: str
@@ -294,13 +295,13 @@ def write_snapshot(
 
     Args:
         directory: Where it will be.
-        info: What the manifest says of the version.
+        info: The manifest's facts about the version.
         tables: All tables, ascending by id.
         buckets: (table, bucket, records), each bucket once, of one rank; consumed one at a time.
         dense: The dense net; None for a snapshot that serves `lookup` only.
         before: Called when every file is written, before the snapshot appears: with the text of
             the manifest on the first rank, with None on others. It may speak to all ranks.
-        channel: Of the ranks that write.
+        channel: The channel of the ranks that write.
 
     Raises:
         SnapshotError: `directory` exists.
@@ -429,7 +430,7 @@ def read_transforms(directory: Path) -> _store.Transforms | None:
 
     Raises:
         SnapshotError: There is no snapshot, or the file is not what its manifest says.
-        StoreError: What it holds are no transforms.
+        StoreError: Its contents are no transforms.
     """
     data = _read_dense(directory, "transforms")
     return None if data is None else _store.Transforms(data)

@@ -85,7 +85,7 @@ class Storage:
     Memory: four objects at once, each with 16 MiB at most.
 
     Attributes:
-        url: What was given, without what may be a secret in it.
+        url: The given URL, without what may be a secret in it.
     """
 
     def __init__(self, url: str) -> None:

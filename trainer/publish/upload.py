@@ -338,7 +338,8 @@ class Uploader:
         for kind, names in self._names.items():
             for version in sorted(names):
                 old = version < oldest if kind != "deltas" else version.number <= oldest.number
-                # Of another trainer that was killed within it; ours may be on its way.
+                # An unfinished version of a trainer that was killed while uploading; our own may be
+                # on its way.
                 half = version not in self._whole[kind] and version.lineage < self._lineage
                 if old or half:
                     self._remove(kind, version)

@@ -46,7 +46,7 @@ from embertide.trainer.sync.channel import Channel
 log = logging.getLogger(__name__)
 
 _MAX_CHANGED = 0.5
-"""Of the rows: an increment of more of them would save little, and takes long to read."""
+"""Share of the rows: an increment of more would save little, and takes long to read."""
 
 
 class Checkpointer:
@@ -55,7 +55,7 @@ class Checkpointer:
     Used by one thread; of many ranks, all make the same calls.
 
     Attributes:
-        saver: What writes them.
+        saver: The writer of both.
         base: The version of the newest snapshot with all rows, which may be in flight; None: there
             is none yet.
     """
@@ -75,9 +75,9 @@ class Checkpointer:
         Args:
             publication: Where snapshots and checkpoints go.
             start: The state that is saved.
-            image: What nodes hold; None: what is trained.
-            channel: Of the training thread.
-            saving: Of the thread that writes.
+            image: The nodes' rows; None: they are those that are trained.
+            channel: Channel of the training thread.
+            saving: Channel of the thread that writes.
             checkpointed: Called with a state's read offset once its checkpoint is there, also by
                 that thread.
         """

@@ -21,13 +21,13 @@ from embertide.trainer.data.base import EventSchema
 from embertide.trainer.presets import bucket_bits
 
 MIN_EVENTS = 2_000
-"""Of a version, in the mean: fewer teach nodes little, and each version is files."""
+"""Events of a version, in the mean: fewer teach nodes little, and each version is files."""
 
 MAX_VERSIONS = 200
-"""Of a file that a run is guessed for, but for one whose events come fast."""
+"""Versions of a file that a run is guessed for, but for one whose events come fast."""
 
 FAST_EVENTS = 5_000
-"""Of a version, in the mean, where there may be more: what is new then is worth the files."""
+"""Events of a version, in the mean, where there may be more: the news is worth the files."""
 
 MIN_EVERY_S = 600
 """Event time between versions, where that many events come sooner."""
@@ -75,14 +75,14 @@ def max_versions(events: int, span_s: float) -> int:
 
 
 USUAL_SCHEDULE = PublishSchedule(publish_every_s=MIN_EVERY_S, snapshot_every=USUAL_SNAPSHOT_EVERY)
-"""Of a stream, whose rate nobody knows yet, and of the synthetic news."""
+"""Schedule of a stream, whose rate nobody knows yet, and of the synthetic news."""
 
 
 def schedule_of_clock(events: int, span_s: float, *, most: int | None = None) -> PublishSchedule:
     """Return how often a run over a file publishes: as its events and its clock deserve.
 
     Args:
-        events: Of the file.
+        events: Number of events in the file.
         span_s: Event time from its first event to its last, in seconds.
         most: Versions at most; None: as many as there are `MIN_EVERY_S`.
     """
@@ -117,7 +117,7 @@ def model_of(
 
     Args:
         name: The model's.
-        schema: What is read.
+        schema: The schema of the input.
         expected: Different keys of each column of keys, as far as one can reckon.
         missing: Dense columns that lack values in some rows.
     """
@@ -154,7 +154,7 @@ DIM = 16
 # Shares of values below, around 0 and as wide as what the net begins with elsewhere.
 _AMOUNT: tuple[DenseStep, ...] = ("quantile", "standardise")
 
-# Of more features the dot products say enough, and the first layer would be wide.
+# With more features the dot products say enough, and the first layer would be wide.
 _MAX_SEEN = 40
 
 

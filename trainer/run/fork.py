@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Fork:
-    """Whose state a new run begins with.
+    """The run whose state a new run begins with.
 
     Attributes:
         publication: The other run's; its newest checkpoint counts.
@@ -57,10 +57,10 @@ class Fork:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Forked:
-    """What a new run got of another one.
+    """The state that a new run took from another one.
 
     Attributes:
-        version: Of the other run.
+        version: The version of the other run.
         watermark_ms: Event time of that version, ms; None: the place was not kept.
         rows: By table, how many came along.
         fresh_tables: Tables that begin empty.
@@ -85,7 +85,7 @@ def fork(state: RunState, origin: Fork) -> Forked:
 
     Raises:
         CheckpointError: There is no checkpoint, or its files are not what was written.
-        ConfigurationError: What pruning remembers cannot go along.
+        ConfigurationError: The memory of pruning cannot go along.
         TrainerError: A row's value does not fit its table's new dtype.
     """
     path = origin.publication.path

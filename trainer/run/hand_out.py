@@ -27,7 +27,7 @@ from embertide.trainer.sync.channel import RankLostError
 from embertide.trainer.sync.row_server import by_powers
 
 _MAX_BYTES = 256 << 20
-"""Of batches that are not yet taken back in order."""
+"""Bound on batches that are not yet taken back in order."""
 _READY = 2
 """Jobs that wait for a rank that is free, for each rank."""
 STILL_S = 1.0
@@ -42,10 +42,10 @@ Floats = NDArray[np.float32]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Job:
-    """What one rank does with a batch.
+    """The task of one rank in a batch.
 
     Attributes:
-        number: Of the job, from 0 on.
+        number: Number of the job, from 0 on.
         learn: Events that are learned; None: none are.
         score: Events that are scored alone.
         round: Counts the times before it that no job was under way (`HandOut.end_round`).
@@ -64,10 +64,10 @@ class Job:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
-    """What became of a job.
+    """The result of a job.
 
     Attributes:
-        number: Of the job.
+        number: Number of the job.
         rank: Who did it.
         learned: Scores of the events learned, from before, [B] or [B, H].
         scored: Scores of the others.
@@ -85,10 +85,10 @@ class Report:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Command:
-    """What a rank does with all others, between batches.
+    """A task of a rank together with all others, between batches.
 
     Attributes:
-        name: Of what.
+        name: The name of the task.
         value: As JSON.
         data: Bytes beside it.
     """
@@ -107,7 +107,7 @@ class HandOut:
     `next` and `report` are for any. After `fail` all raise.
 
     Args:
-        ranks: How many.
+        ranks: The number of ranks.
         max_out: Jobs that ranks may have at a time, all together.
         max_apart: Jobs from the oldest that is not reported to the newest that is handed out.
         timeout_s: How long a job may take.
@@ -115,7 +115,7 @@ class HandOut:
 
     Attributes:
         stats: Counters.
-        round: Of the jobs that are put now.
+        round: The round of the jobs that are put now.
     """
 
     def __init__(
@@ -300,12 +300,12 @@ class HandOut:
 
 
 class HandOutStats:
-    """What ranks did since the start.
+    """The ranks' work since the start.
 
     Attributes:
         done: Jobs, by rank.
         waits_s: Seconds in which a rank had nothing to do, by rank.
-        took_s: Of all jobs together, from when they were handed out.
+        took_s: Seconds of all jobs together, from when they were handed out.
         apart: Jobs, by how many newer ones had been handed out when they were done.
     """
 
@@ -318,7 +318,7 @@ class HandOutStats:
 
     @property
     def mean_s(self) -> float:
-        """What a job takes."""
+        """Mean seconds of a job."""
         return self.took_s / max(sum(self.done), 1)
 
     def as_json(self) -> dict[str, Any]:

@@ -43,9 +43,9 @@ class HandedBatches:
 
     Args:
         run: The configuration.
-        state: Of the run, which learned batches change.
+        state: The run's state, which learned batches change.
         hand_out: Where batches go.
-        quarantine: Of batches that are not learned.
+        quarantine: The quarantine for batches that are not learned.
         scored: Told events, and their scores from before they were learned.
         left_out: Told how many negatives `negative_rate` left out.
     """

@@ -1,4 +1,4 @@
-"""What a run says of itself while it goes on, and how the figures of its ranks are added up."""
+"""Progress of a run, and how the figures of its ranks are added up."""
 
 import dataclasses
 import time
@@ -11,9 +11,10 @@ class Progress:
     """Where a run is.
 
     Attributes:
-        traffic: What ranks have sent since the start, by kind: messages, bytes, and waits in s.
-        apart: Of ranks that are not at the same step (`Apart.counters`); else empty.
-        window: Of rows that are held for batches read ahead (`Window.figures`); else empty.
+        traffic: Traffic that ranks have sent since the start, by kind: messages, bytes, and waits
+            in s.
+        apart: Counters of ranks that are not at the same step (`Apart.counters`); else empty.
+        window: Figures of rows that are held for batches read ahead (`Window.figures`); else empty.
     """
 
     events: int
@@ -35,13 +36,13 @@ class Progress:
     set_aside: dict[str, int]  # batches that would have made the net not finite, their events
     storage: dict[str, int] = dataclasses.field(default_factory=dict)  # UploadStats
     storage_behind_s: float = 0.0
-    # Of tasks beside training, by name: state, failures, error (embertide._common.background).
+    # Tasks beside training, by name: state, failures, error (embertide._common.background).
     background: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     ranks: int = 1
     traffic: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     apart: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     window: dict[str, float] = dataclasses.field(default_factory=dict)
-    # Of the current day: Monitor.quality, by whose figures they are; Monitor.slices.
+    # The current day: Monitor.quality, by whose figures they are; Monitor.slices.
     quality: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     slices: dict[str, dict[str, dict[str, float]]] = dataclasses.field(default_factory=dict)
 

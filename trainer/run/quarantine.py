@@ -14,7 +14,7 @@ from embertide.trainer.data.lines_file import LinesFile
 from embertide.trainer.errors import FinalError
 
 _MAX_BYTES = 64 << 20
-"""Of the file: what is quarantined later is counted, and not kept."""
+"""Bound on the file: later batches are counted, and not kept."""
 
 log = logging.getLogger(__name__)
 

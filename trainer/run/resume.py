@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StartState:
-    """What a run goes on from.
+    """The state that a run goes on from.
 
     Attributes:
         state: As of then.
-        version: Whose checkpoint it is; None: there was none.
+        version: The version of the checkpoint; None: there was none.
         saved: That checkpoint, its rows as they were read.
         harmed: Checkpoints that were put aside on the way.
-        forked: What was carried over, of another run or of another model; None: nothing was.
+        forked: The state carried over from another run or model; None: none was.
         changed: Whether the publication's versions were of another model until now.
     """
 
@@ -46,16 +46,17 @@ class StartState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Resumer:
-    """What decides where a run begins.
+    """Decides where a run begins.
 
     Attributes:
         run: The configuration.
         publication: Where its checkpoints are.
         ranks: Those of the run.
-        channel: Of the training threads of all ranks.
+        channel: Channel of the training threads of all ranks.
         allow_change: Paths of settings that may differ from the checkpoint's.
         plan_file: Who owns which bucket; None: as much for each rank, by what was measured.
-        fork: Whose state a run begins with, where the publication has none; None: nobody's.
+        fork: The run whose state a new one begins with, where the publication has none; None:
+            nobody's.
         change_model: Whether the model may be another one than the checkpoint's.
     """
 
@@ -93,7 +94,7 @@ class Resumer:
                     start = self._resumed(version)
                 except checkpoints.HarmedCheckpointError as error:
                     harmed = (*error.version, str(error))
-            # What one rank finds harmed, none goes on from.
+            # No rank goes on from a checkpoint that one rank finds harmed.
             found = [each for each in self.channel.gather(harmed) if each is not None]
             if start is not None and not found:
                 if version is None and self.fork is not None:
@@ -119,7 +120,7 @@ class Resumer:
         if self.plan_file is not None:
             return plan.read(self.plan_file, self.run.model, self.ranks.size)
         if saved is not None and self.run.prune is not None:
-            # What pruning remembers is by rank.
+            # The memory of pruning is by rank.
             before = plan.parsed(saved.plan, self.run.model, self.ranks.size)
             if before is not None:
                 return before
@@ -192,8 +193,8 @@ class Resumer:
         """Refuse to change a model whose newest version is not the checkpoint's.
 
         Args:
-            version: Of the checkpoint.
-            of: Of the snapshot with its rows.
+            version: The version of the checkpoint.
+            of: The version of the snapshot with its rows.
 
         Raises:
             CheckpointError: It is not, or the run holds rows back.

@@ -1,4 +1,4 @@
-"""What a run has learned, and where in its stream it stands: all that a checkpoint holds."""
+"""A run's learned state, and its place in the stream: all that a checkpoint holds."""
 
 import copy
 from typing import Any
@@ -34,14 +34,14 @@ class RunState:
         prequential: The scores that events got before they were learned.
         heads: Figures of the heads beside the first.
         monitor: Figures by user and slice, and of events that are held out.
-        histories: What users did, by sequence.
+        histories: The users' past events, by sequence.
         waiting: Impressions whose labels are to come; None: events have theirs.
         changes: Settings that were changed on the way, oldest first.
-        offset: Of the batch to read first: batches depend on where one starts.
-        cursor: Of merged inputs: where each stands at `offset`; else empty.
+        offset: The offset of the batch to read first: batches depend on where one starts.
+        cursor: For merged inputs: where each stands at `offset`; else empty.
         generation: The first version of this model, where a change brought it; 0: none did.
         journals: Those of the checkpoint that the state is of, for a folder that lacks them.
-        former: What requests carried before the model was changed, newest first.
+        former: The request layouts from before changes of the model, newest first.
         done: Events before this index are learned; where labels come later, taken.
         events: That were learned.
         number: The version that the state is at or past.

@@ -46,10 +46,10 @@ class _InFlightVersion:
     """A version on its way out.
 
     Attributes:
-        number: Of the version.
+        number: The number of the version.
         before: The number that the state had before.
         newest: The version before it.
-        changes: What it carries, for the image of what nodes hold.
+        changes: The changes that it carries, for the image of the nodes' rows.
         taken: Keys whose rows it carries, by table and bucket: for the next one, if it fails.
     """
 
@@ -64,10 +64,11 @@ class Versions:
     """Publishes the state of a run. Used by one thread; of many ranks, all make the same calls.
 
     Attributes:
-        publisher: What writes deltas and sends them.
-        checkpointer: What makes snapshots and checkpoints.
+        publisher: Writes deltas and sends them.
+        checkpointer: Makes snapshots and checkpoints.
         saver: Its thread, which writes them.
-        image: What nodes hold, where versions have a byte budget; else it is what is trained.
+        image: The nodes' rows, where versions have a byte budget; else it is those that are
+            trained.
     """
 
     def __init__(
@@ -88,9 +89,9 @@ class Versions:
             publication: Where versions go.
             start: The state that is published.
             bus: Redis URL; None publishes to files alone.
-            channel: Of the training thread.
-            publishing: Of the thread that writes and sends versions.
-            saving: Of the thread that writes checkpoints.
+            channel: Channel of the training thread.
+            publishing: Channel of the thread that writes and sends versions.
+            saving: Channel of the thread that writes checkpoints.
             checkpointed: Called with a state's read offset once its checkpoint is there, also by
                 that thread.
             floor: A lineage that others have had, though the folder may not show it.

@@ -47,7 +47,7 @@ class Waiting:
         whole: All of its events; its rows are those of their keys.
         learn: Those that are learned; None: none.
         held_out: Those that are scored alone; None: none.
-        ready: What is learned, once its rows are there.
+        ready: The batch to learn, once its rows are there.
         rows: The keys that are held for it; None: none are.
         ready_s: When its rows were there, by the monotonic clock.
     """
@@ -80,8 +80,8 @@ class Window:
     For the trainer's thread; `_plan` is for a thread of its own.
 
     Args:
-        learner: Whose rows are brought. Its `prepare` is called in the window's thread.
-        run: How much may be held, and for how many batches.
+        learner: The learner whose rows are brought. Its `prepare` is called in the window's thread.
+        run: The run, which says how much may be held, and for how many batches.
 
     Attributes:
         holds: Whether rows are held.
@@ -151,8 +151,8 @@ class Window:
 
         Args:
             whole: As of `put`, as the next two are.
-            learn: What of it is learned.
-            held_out: What of it is scored alone.
+            learn: The part of it to learn.
+            held_out: The part of it that is only scored.
             learn_next: Learns the oldest batch that waits, and calls what it is given once that
                 one's rows are in use.
         """

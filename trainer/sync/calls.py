@@ -106,7 +106,7 @@ class Calls:
 
         Args:
             rank: Another one.
-            name: Of the call.
+            name: Name of the call.
             number: For the one that answers.
             data: uint8, flat.
 

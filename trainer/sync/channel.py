@@ -27,11 +27,11 @@ class RankLostError(RankError):
 
 @dataclasses.dataclass(slots=True)
 class Traffic:
-    """What a channel has carried, of one kind.
+    """The traffic of a channel, of one kind.
 
     Attributes:
         messages: Sent to other ranks; what a rank keeps for itself is none.
-        bytes: Of them, on the wire; protocol headers apart.
+        bytes: Bytes on the wire; protocol headers apart.
         waits_s: Time in which the caller stood still for it.
     """
 
@@ -61,7 +61,7 @@ class Channel:
 
     Attributes:
         rank: This rank's number.
-        size: How many there are.
+        size: The number of ranks.
         traffic: By kind of exchange, as callers name it.
     """
 
@@ -89,9 +89,9 @@ class Channel:
 
         Args:
             sent: Elements for rank 0, then those for rank 1 ...
-            to_R: How many for each.
-            from_R: How many come from each.
-            kind: What `traffic` counts it as.
+            to_R: The number of elements for each.
+            from_R: The number of elements that come from each.
+            kind: The kind that `traffic` counts it as.
         """
         del to_R, from_R, kind
         return Pending(lambda: sent)
@@ -119,8 +119,8 @@ class Channel:
         In the block nothing is exchanged, or those that did not fail would wait for ever.
 
         Raises:
-            TrainerError: What another rank raised, by the same name where a text makes it, with
-                the rank in the message.
+            TrainerError: The error that another rank raised, by the same name where a text makes
+                it, with the rank in the message.
         """
         failure: Exception | None = None
         try:
@@ -140,7 +140,7 @@ def check_same(channel: Channel, what: str, said: dict[str, Any]) -> None:
     """Refuse ranks that were started with different settings; the message names rank and setting.
 
     Args:
-        channel: Of all ranks.
+        channel: The channel of all ranks.
         what: Names what is compared.
         said: Values by name, as JSON has them.
 

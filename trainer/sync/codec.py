@@ -30,10 +30,10 @@ class Block:
     """Values of some keys of one table.
 
     Attributes:
-        keys: How many.
+        keys: The number of keys.
         width: Values of each.
-        exact: Of them, the last so many travel as they are: counters are logarithms that would lose
-            their meaning.
+        exact: The number of last keys that travel as they are: counters are logarithms that would
+            lose their meaning.
     """
 
     keys: int
@@ -126,7 +126,7 @@ def _levels(values_UD: Tensor) -> list[Tensor]:
 
 
 class Feedback:
-    """What encoding took off the gradients that a rank sent, by table and key, for the next ones.
+    """The rounding errors of a rank's sent gradients, by table and key, to add to the next ones.
 
     One place a key, chosen by its hash; a key that comes to a place that is taken, takes it.
 

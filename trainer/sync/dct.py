@@ -50,11 +50,11 @@ _Array = NDArray[Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _State:
-    """What a rank keeps from one step to the next.
+    """A rank's state from one step to the next.
 
     Attributes:
-        residual_N: What was held back.
-        threshold_T: Of each tensor, above 0: zeros do not travel.
+        residual_N: The gradients that were held back.
+        threshold_T: The threshold of each tensor, above 0: zeros do not travel.
         steps: Taken so far, the whole ones among them.
     """
 

@@ -37,8 +37,8 @@ class DenseSync(Protocol):
 
         Args:
             beside: Numbers, flat.
-            spans_R: Of its first elements those, [begin, end), that are other than 0 on one rank
-                alone, by rank and one behind the other. Empty: none are.
+            spans_R: The spans of its first elements, [begin, end), that are other than 0 on one
+                rank alone, by rank and one behind the other. Empty: none are.
 
         Returns:
             Waits for all: gradients are then those of all ranks, and it returns the sum of

@@ -48,10 +48,10 @@ class Messages:
 
         Args:
             room: Values of each.
-            dtype: What values travel in.
+            dtype: The type in which values travel.
             beside: Numbers that are added up beside.
             spans_R: See `DenseSync.finish`.
-            size: How many ranks there are.
+            size: The number of ranks.
         """
         self._room = room
         self._dtype = dtype
@@ -68,7 +68,7 @@ class Messages:
         """Return a rank's message.
 
         Args:
-            rank: Whose.
+            rank: The rank that sends it.
             beside: All of it.
             place_E: Positions in order, at most as many as `room_of` was told.
             values_E: In the type that they travel in.

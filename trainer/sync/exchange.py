@@ -60,7 +60,7 @@ class Asked:
 
 
 class Exchange:
-    """Of one store with those of the other ranks. All ranks make the same calls in one order.
+    """Exchanges rows with other ranks' stores. All ranks make the same calls in one order.
 
     `ask` may be called by one thread, all else by another.
 
@@ -175,7 +175,7 @@ class Exchange:
         """Return the rows of a batch's keys, in their order.
 
         Args:
-            asked: What `ask` gave.
+            asked: The result of `ask`.
             lookup: Looks keys up in this rank's store; `asked` keeps the places that it tells.
 
         Raises:
@@ -218,8 +218,8 @@ class Exchange:
         Returns what comes of others; None: nothing does.
 
         Args:
-            asked: What `ask` gave.
-            sums: Of `asked.routed.sum`; int8 changes it.
+            asked: The result of `ask`.
+            sums: The result of `asked.routed.sum`; int8 changes it.
         """
         lengths_RT = asked.routed.lengths.reshape(self.ranks.size, -1).astype(np.int64)
         to_R = [
@@ -341,11 +341,12 @@ class Travelling:
 
     Attributes:
         pending: The exchange.
-        from_R: What comes from each rank.
+        from_R: The blocks that come from each rank.
         codec: How.
-        own: What this rank keeps, which is not encoded; None: it is among what comes.
+        own: The values that this rank keeps, which are not encoded; None: they are among those that
+            come.
         rank: This one.
-        bytes_R: What comes from each rank, encoded.
+        bytes_R: The bytes that come from each rank, encoded.
         taken: Whether they have been waited for.
     """
 

@@ -99,8 +99,8 @@ class GroupGenerator:
             group_size: Members of a group, at least 2.
             buffer: Whether there is a group buffer.
             division: Whether there is group division.
-            max_lag: Of the filter; 0: none.
-            seed: Of the groups.
+            max_lag: The lag of the filter; 0: none.
+            seed: Seed of the groups.
 
         Raises:
             ValueError: `size` is below 1, `group_size` below 2 or `max_lag` below 0.

@@ -94,7 +94,7 @@ class UpdateQueue(Generic[Payload]):
         Args:
             senders: Other ranks that this one hears from.
             max_ig: Tokens of a pair.
-            backup: Of the senders, so many are not waited for.
+            backup: The number of senders that are not waited for.
             staleness: Iterations that a net may be older.
         """
         self._nets: dict[int, dict[int, object]] = {sender: {} for sender in senders}
@@ -105,7 +105,7 @@ class UpdateQueue(Generic[Payload]):
 
     @property
     def size(self) -> int:
-        """How many nets it holds."""
+        """The number of nets that it holds."""
         return sum(net is not _SKIPPED for nets in self._nets.values() for net in nets.values())
 
     @property
@@ -243,7 +243,7 @@ class HopWorker(Generic[Payload]):
 
         Args:
             rank: This rank.
-            edges: Of the graph, pairs (from, to) without self-loops, which connect all ranks.
+            edges: Edges of the graph, pairs (from, to) without self-loops, which connect all ranks.
             max_ig: Iterations that a rank may be ahead of one that it sends to, at least 1.
             backup: Nets that a rank does not wait for, fewer than the others that it hears from.
             staleness: Iterations that another's net may be older than this rank's own.
@@ -327,7 +327,7 @@ class HopWorker(Generic[Payload]):
 
     @property
     def waits_for(self) -> State:
-        """What holds it up: its start, its own gradient, nets of others, or tokens."""
+        """The cause of its wait: its start, its own gradient, nets of others, or tokens."""
         return self._state
 
     def _go_on(self) -> list[Action[Payload]]:

@@ -47,9 +47,9 @@ def launch(ranks: int, restarts: int, arguments: Sequence[str]) -> int:
     """Start ranks of this command on this machine; return the exit code when they have ended.
 
     Args:
-        ranks: How many.
+        ranks: The number of ranks.
         restarts: Times that all start again when one is lost; they go on from their checkpoint.
-        arguments: Of `embertide.trainer`.
+        arguments: Arguments of `embertide.trainer`.
     """
     return supervise(
         [

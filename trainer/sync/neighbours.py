@@ -32,9 +32,9 @@ class Neighbours:
 
     Args:
         sync: Graph and bounds.
-        ranks: How many.
-        calls: Of this rank.
-        replicas: Whose net it is.
+        ranks: The number of ranks.
+        calls: This rank's calls.
+        replicas: The replicas that have its net.
         round_now: Returns the number of the round; called by the learning thread.
 
     Attributes:

@@ -29,7 +29,7 @@ from embertide.trainer.errors import ConfigurationError
 FORMAT = "embertide ranks 1"
 """Names the file's format, and its version."""
 EVERYWHERE = _store.EVERYWHERE
-# Of a bucket beside its keys: what each step costs, however little is asked of it.
+# The cost of a bucket beside its keys: that of each step, however little is asked of it.
 _MIN_SHARE = 1e-6
 
 _UNEVEN = 1.1  # the dearest rank's over the mean, from where on it is said
@@ -44,8 +44,8 @@ class Ownership:
     """Owners of all buckets.
 
     Attributes:
-        ranks: How many ranks there are.
-        owners_T: Of each table, the owner of each bucket; `EVERYWHERE` in all of a table's or none.
+        ranks: The number of ranks.
+        owners_T: By table, the owner of each bucket; `EVERYWHERE` in all of a table's or none.
     """
 
     ranks: int
@@ -104,8 +104,8 @@ def balanced(
 
     Args:
         model: Its tables.
-        ranks: How many there are.
-        load: Of each table, keys that were asked of each bucket; None: nothing was measured.
+        ranks: The number of ranks.
+        load: By table, the keys that were asked of each bucket; None: nothing was measured.
     """
     costs = _costs(model, load)
     flat = np.concatenate(costs)

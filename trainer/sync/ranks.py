@@ -30,8 +30,8 @@ from embertide.trainer.sync.calls import Calls
 from embertide.trainer.sync.channel import Channel, Pending, RankError, RankLostError, Traffic
 
 TIMEOUT_S = 600.0
-"""What a rank waits for another in one exchange: longer than compiling the dense net takes."""
-# What the ranks that live wait for one another's word when one is lost.
+"""Bound on a rank's wait for another in one exchange: longer than compiling the dense net takes."""
+# Bound on the wait of the live ranks for one another's word when one is lost.
 _ROLL_CALL_S = 1.0
 _WHOLE = 64 << 10  # bytes that go to all ranks as they are; more go in parts
 _MAX_WORDS = 4000  # of what a rank says that it failed with
@@ -179,7 +179,7 @@ class Ranks:
 
     Attributes:
         rank: This one's number.
-        size: How many there are.
+        size: The number of ranks.
     """
 
     def __init__(self, rank: int, size: int, store: Any, timeout_s: float) -> None:
@@ -252,7 +252,7 @@ class Ranks:
 
     @property
     def traffic(self) -> dict[str, Traffic]:
-        """What this rank has sent, by kind."""
+        """The traffic that this rank has sent, by kind."""
         found: dict[str, Traffic] = {}
         sent = [channel.traffic for channel in list(self._channels.values())]
         for traffic in sent if self._calls is None else [*sent, self._calls.traffic]:

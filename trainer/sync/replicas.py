@@ -23,7 +23,7 @@ class Replicas:
     """This rank's replica among those of all ranks. Used by one thread at a time.
 
     Args:
-        parameters: Of the net; those that learn.
+        parameters: Parameters of the net; those that learn.
         optimizer: Theirs, an Adam.
         channel: For what all ranks do together.
         calls: For what some do.

@@ -59,7 +59,8 @@ class RowServerStats:
         applied: Sets of gradients that were applied, by rank.
         repeated: Sets that had been applied before and were passed over.
         holds_s: Time in which gradients were held back by the bound.
-        staleness: Of applied sets, by how many others were applied since their batch had read.
+        staleness: Counts of applied sets, by how many others were applied since their batch had
+            read.
     """
 
     gathers: int = 0
@@ -128,7 +129,7 @@ class RowServer:
 
         Args:
             rank: Who sends them.
-            number: Of the set, one more than that rank's before it.
+            number: Number of the set, one more than that rank's before it.
             batch: Which has read; it is done with that.
             bags: Nothing where the batch is not learned.
 
@@ -189,7 +190,7 @@ class ServedExchange(Exchange):
     Attributes:
         batch: Number of the batch that is learned, as it was handed out; set before `ask`.
         sent: Sets of gradients sent, by owner.
-        server: Of this rank's rows; set before anything is asked.
+        server: The server of this rank's rows; set before anything is asked.
     """
 
     server: RowServer
@@ -270,8 +271,8 @@ class ServedExchange(Exchange):
         """Have the owners apply the summed gradients of a batch's keys; returns when all have.
 
         Args:
-            asked: What `ask` gave, and `rows` has read.
-            sums: Of `asked.routed.sum`.
+            asked: The result of `ask`, which `rows` has read.
+            sums: The result of `asked.routed.sum`.
 
         Raises:
             RankLostError: An owner is gone.

@@ -15,9 +15,9 @@ def make_dense_sync(sync: Sync, parameters: Sequence[nn.Parameter], channel: Cha
     """Return a strategy that watches the gradients of a net.
 
     Args:
-        sync: What the run says.
-        parameters: Of the net; those that learn.
-        channel: Of the training thread.
+        sync: The run's settings of synchronisation.
+        parameters: Parameters of the net; those that learn.
+        channel: Channel of the training thread.
 
     Raises:
         ConfigurationError: The strategy is not for so many ranks.

@@ -66,7 +66,7 @@ class GuardStats:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What was decided on a version."""
+    """A decision on a version."""
 
     version: int
     verdict: Verdict
@@ -116,7 +116,7 @@ class Guard:
     Args:
         publication: Its folder.
         record: Where decisions go.
-        model: What serves it.
+        model: The model that serves it.
         events: Labelled events.
         config: Limits.
     """

@@ -21,7 +21,7 @@ Array = NDArray[Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What a candidate may lose."""
+    """Bounds on a candidate's losses."""
 
     auc_loss: float = 0.005
     calibration: float = 1.25  # mean score / mean label, or its inverse
@@ -39,7 +39,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """What one version answered."""
+    """The answers of one version."""
 
     version: int
     score_B: NDArray[np.float32]
@@ -48,7 +48,7 @@ class Side:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What is to become of a candidate, and why."""
+    """The decision about a candidate, and why."""
 
     reason: Reason | None  # why it is withdrawn; None: it is promoted
     figures: dict[str, float]
@@ -97,7 +97,7 @@ def judge(label_B: Array, candidate: Side, served: Side | None, limits: Limits) 
     figures: dict[str, float] = {"events": len(label_B), "not_finite": share}
     if share > 0:
         return Verdict(reason="not_finite", figures=figures)
-    # What is served may be broken: anything finite is better.
+    # The served version may be broken: anything finite is better.
     if served is not None and not np.isfinite(served.score_B).all():
         served = None
     reason: Reason | None = None

@@ -1,4 +1,4 @@
-"""What operators take on this CPU, by operator and shapes; measured once and kept in a file.
+"""Times of operators on this CPU, by operator and shapes; measured once and kept in a file.
 
 A graph's cost is the sum over its values. That is what eager torch takes, on one thread: a compiled
 program runs several operators at once, so costs order programs and do not foretell their time

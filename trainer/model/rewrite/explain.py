@@ -1,4 +1,4 @@
-"""What rewriting makes of a net, and what of the net it could not use, in words."""
+"""The result of rewriting a net, and the parts of the net that it could not use, in words."""
 
 import dataclasses
 import itertools
@@ -34,14 +34,14 @@ _MOST_NAMED = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """What a search found for one user and CANDIDATES candidates.
+    """The result of a search for one user and CANDIDATES candidates.
 
     Attributes:
-        context_columns: Of the net's two inputs, those that are the user's.
+        context_columns: The columns of the net's two inputs that are the user's.
         columns: All of them.
         before_us: The sum of what operators take, before rewriting; `after_us` after it.
         rules: Those that made the difference, in order.
-        left: What could not be used, and what is left to compute for each candidate.
+        left: The parts that could not be used, and those left to compute for each candidate.
     """
 
     context_columns: int

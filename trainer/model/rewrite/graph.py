@@ -28,7 +28,7 @@ class RewriteError(Exception):
 
 
 class Mark(enum.IntEnum):
-    """What a value depends on; of several arguments, the greatest."""
+    """The inputs that a value depends on; of several arguments, the greatest."""
 
     FIXED = 0  # parameters and constants alone: computed once a version
     CONTEXT = 1
@@ -198,7 +198,7 @@ def constant(tensor: Tensor) -> Value:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-    """What a program gives: values with B rows."""
+    """The values of a program that have B rows."""
 
     outputs: tuple[Value, ...]
 

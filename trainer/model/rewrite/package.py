@@ -28,7 +28,7 @@ from embertide.trainer.model.rewrite.search import search
 CONTEXT, PRODUCTS, PREPARE = "context", "context_products", "prepare"
 COSTS = "costs.json"
 CANDIDATES = 256
-"""Of one user, in the request that costs are of."""
+"""Candidates of the one user, in the request that is timed."""
 log = logging.getLogger(__name__)
 
 
@@ -39,9 +39,9 @@ class ContextPrograms:
     Attributes:
         programs: Exported, by name: CONTEXT; PRODUCTS of a net with larger layers; and PREPARE
             where they take prepared tensors.
-        description: Of them, for the package's metadata: names of the tensors that are taken as
-            they are, and shapes of those that PREPARE gives, in the order of CONTEXT's inputs; and
-            how many candidates PRODUCTS is for.
+        description: Their description for the package's metadata: names of the tensors that are
+            taken as they are, and shapes of those that PREPARE gives, in the order of CONTEXT's
+            inputs; and how many candidates PRODUCTS is for.
     """
 
     programs: dict[str, torch.export.ExportedProgram]

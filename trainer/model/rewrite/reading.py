@@ -122,7 +122,7 @@ def read(program: torch.export.ExportedProgram, names: Iterable[str], contexts: 
 
     Args:
         program: Its inputs are dense, embeddings and tensors.
-        names: Of the tensors, in their order.
+        names: Names of the tensors, in their order.
         contexts: Which columns are the user's.
 
     Raises:

@@ -24,7 +24,7 @@ class Found:
 
     Attributes:
         steps: The rules that lead to it, in order.
-        cost_us: Of the graph; `before_us` of the one that was given.
+        cost_us: Cost of the graph; `before_us` is that of the one that was given.
         looked_at: Graphs that rules gave and whose cost was computed.
         refused: Graphs whose scores were other than before, by rule.
     """
@@ -50,9 +50,9 @@ def search(
 
     Args:
         graph: The one to begin with.
-        cost: Of a value.
+        cost: Returns the cost of a value.
         same: Whether a graph gives the scores of `graph`; those that do not are put aside.
-        alpha: How much more than the best a graph may cost to be looked at further.
+        alpha: The factor beyond the best cost up to which a graph is looked at further.
         budget: Graphs that are taken from the queue, at most.
         rules: By name.
     """

@@ -50,7 +50,7 @@ def write_description(
 
     Args:
         folder: Where program and tensors are.
-        cpu: What the program was compiled for.
+        cpu: The CPU baseline that the program was compiled for.
         dense_features: Columns of dense_BD.
         embedding_dim: Columns of embeddings_BE.
         heads: Names of its scores, where there are several.

@@ -56,7 +56,7 @@ class ImportOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ImportedTable:
-    """What became of a table."""
+    """The import of one table."""
 
     name: str
     source: str
@@ -69,7 +69,7 @@ class ImportedTable:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ImportReport:
-    """What an import made."""
+    """The result of an import."""
 
     path: str
     model: str

@@ -24,8 +24,8 @@ Records = NDArray[Any]
 _LEVEL_BITS = 8  # 256 open files, a quarter of what a process usually may have
 # Beside the records, a row being sorted holds its key, bucket, place and their sorted copies.
 _SORT_BYTES = 64
-# Of a bucket being written there are the sorted records and, in the store's library, a file image
-# that grows by doubling.
+# While a bucket is written, memory holds the sorted records and, in the store's library, a file
+# image that grows by doubling.
 _COPIES = 4
 
 
@@ -50,9 +50,9 @@ class Partition:
         folder: Where the files are; it exists and is the owner's to remove.
         dtype: That of a record.
         bucket_bits: The table has 2^bucket_bits buckets.
-        memory_bytes: What may be used at a time.
+        memory_bytes: Bound on the memory in use at a time.
         rows_of: Gives the positions of a key, for the message about a duplicate.
-        keep_last: Of rows of one key the last stays; otherwise they are an error.
+        keep_last: Whether the last of several rows of one key stays; otherwise they are an error.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class ModelImportError(ConfigurationError):
 
     Attributes:
         source: File, folder, table or option at fault.
-        reason: What is wrong with it and what to do.
+        reason: The cause and the remedy.
     """
 
     def __init__(self, source: object, reason: str) -> None:

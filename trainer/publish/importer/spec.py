@@ -1,4 +1,4 @@
-"""What is imported: a model of tables and features, from a TOML or JSON file or from options.
+"""An import's description: a model of tables and features, from a TOML or JSON file or options.
 
 model = "rank"
 dense_features = 2                # columns of DENSE; that of the dense package if left out

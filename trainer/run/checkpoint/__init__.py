@@ -1,1 +1,1 @@
-"""What a trainer needs to go on where it stopped."""
+"""The checkpoint: all that a trainer needs to go on where it stopped."""

@@ -88,7 +88,7 @@ _PLAIN = (
     *("config", "changed", "changes", "offset", "done", "events", "origin_ms", "plan", "load"),
     *("cursor", "generation", "journals", "origin"),
 )
-# What fields of `_PLAIN` that came later read as in a checkpoint that lacks them.
+# Values of the later fields of `_PLAIN` in a checkpoint that lacks them.
 _BEFORE: dict[str, Any] = {
     **{"changed": None, "changes": [], "plan": "", "load": [], "cursor": []},
     "generation": 0,
@@ -116,7 +116,7 @@ class HarmedCheckpointError(CheckpointError):
     """A checkpoint, or the snapshot that it belongs to, is not what was written.
 
     Attributes:
-        version: Whose it is.
+        version: The version of the checkpoint.
     """
 
     def __init__(self, message: str, version: VersionId) -> None:
@@ -348,7 +348,7 @@ class _Bucket(NamedTuple):
     Attributes:
         records: As nodes hold them.
         waiting: Trained records that they hold otherwise or lack.
-        state: Of the trained rows.
+        state: State of the trained rows.
         changed: Keys of the rows that an increment has the state of.
     """
 
@@ -362,9 +362,9 @@ class SavedCheckpoint:
     """A checkpoint as it lies in a publication, each file proved as it is read.
 
     Attributes:
-        checkpoint: What it holds, the rows' state excepted.
+        checkpoint: The checkpoint, the rows' state excepted.
         snapshot: The version of the snapshot that has its rows, or rows that it rests on.
-        increment: What it rests on; None: on nothing else.
+        increment: The increment that it rests on; None: it rests on nothing else.
         changed: Rows that changed since that snapshot, once `restore_rows` has read them.
 
     Raises:
@@ -706,7 +706,7 @@ def prune(publication: Publication, keep_increments: int = 1) -> None:
     Of those put aside the newest stays, for who wants to know what happened.
 
     Args:
-        publication: Whose.
+        publication: The publication to prune.
         keep_increments: So many of the newest that follow the newest snapshot stay.
     """
     snapshots = publication.snapshots()

@@ -28,7 +28,7 @@ _OLDEST = 2**31 - 1  # steps, as the store counts them
 
 
 class BrokenChainError(FinalError):
-    """What an increment rests on is missing or another; the message names the file."""
+    """A file that an increment rests on is missing or another; the message names the file."""
 
     remedy = "bring it back from a copy; an older checkpoint that is whole is taken"
 
@@ -65,7 +65,7 @@ class ChangedKeys:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Increment:
-    """What an incremental snapshot rests on.
+    """The files that an incremental snapshot rests on.
 
     Attributes:
         base: The version of the snapshot with all rows.
@@ -178,9 +178,9 @@ def overlaid(
     """Return the state of a bucket's rows: of those that changed, and else that of the base.
 
     Args:
-        key_N: Of the rows, ascending; so are those of the others.
-        base: Of the rows that the base has.
-        changed: Of those that changed since; None: none did.
+        key_N: Keys of the rows, ascending; so are those of the others.
+        base: Keys and state of the rows that the base has.
+        changed: Keys and state of those that changed since; None: none did.
         steps: That were taken since the base.
 
     Raises:

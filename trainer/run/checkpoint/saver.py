@@ -62,11 +62,12 @@ class SaverStats:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotJob:
-    """What is written beside the rows.
+    """The part of a snapshot that is written beside the rows.
 
     Attributes:
         then: Called in the writer's thread once checkpoint and snapshot are there.
-        increment: What it rests on, where only changes are written; None: all rows are.
+        increment: The increment that it rests on, where only changes are written; None: all rows
+            are.
     """
 
     checkpoint: Checkpoint
@@ -83,9 +84,9 @@ class BucketCopy:
 
     Attributes:
         records: As nodes hold them.
-        state: Of the trained rows.
+        state: State of the trained rows.
         waiting: Trained records that nodes hold otherwise or lack (`PublishedImage`).
-        keys: Of an increment, whose state it is; it has no records.
+        keys: For an increment, the keys of `state`; it has no records.
     """
 
     table: _store.TableConfig
@@ -97,7 +98,7 @@ class BucketCopy:
 
     @property
     def bytes(self) -> int:
-        """What it takes of the bound."""
+        """Bytes that it counts against the bound."""
         state = sum(array.nbytes for array in self.state)
         return len(self.records) + len(self.waiting) + state
 
@@ -184,7 +185,7 @@ class Saver:
         """Copy the rows and begin to write them; returns when they are copied.
 
         Args:
-            job: What belongs to the same version; nothing in it changes from here on.
+            job: The rest of the same version; nothing in it changes from here on.
             copies: Every bucket once, in the order of the snapshot, or of an increment those that
                 changed; made as they are asked for.
 

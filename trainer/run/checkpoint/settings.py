@@ -65,8 +65,8 @@ class Difference:
 
     Attributes:
         path: Its name.
-        saved: Of the checkpoint, as JSON.
-        value: Of the run, as JSON.
+        saved: The checkpoint's value, as JSON.
+        value: The run's value, as JSON.
         is_known: Whether this build has the setting.
     """
 
@@ -108,7 +108,7 @@ class Difference:
         return f" (--{self.path.replace('_', '-')} {self.saved})"
 
     def __str__(self) -> str:
-        """What differs, why it matters, and how to go on; the old folder is of use still."""
+        """Return the difference, its meaning, and how to go on; the old folder is of use still."""
         if not self.is_known:
             return (
                 f"{self.path} = {self.saved!r}, which this build does not have: go on with the"

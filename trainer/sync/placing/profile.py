@@ -1,4 +1,4 @@
-"""What a run's steps cost on its machine: measured once, written as a file, read by the search.
+"""Costs of a run's steps on its machine: measured once, written as a file, read by the search.
 
 A profile holds for the tables, ranks and machine that it was measured with. `check` refuses it for
 other tables, `check_machine` for another machine. `Profile.beyond` names each way in which a
@@ -27,14 +27,14 @@ FORMAT = "embertide step profile 1"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TableProfile:
-    """What a step asks of a table.
+    """The load of a step on a table.
 
     Attributes:
         name: The table's.
-        row_floats: Of a row on the wire.
-        gradient_floats: Of a row's gradient.
-        row_bytes: What a row takes of a rank's memory.
-        rows: How many there are.
+        row_floats: Floats of a row on the wire.
+        gradient_floats: Floats of a row's gradient.
+        row_bytes: Bytes of a row in a rank's memory.
+        rows: The number of rows.
         keys: Keys of an event, its columns in this table.
         distinct: (events of a part, distinct keys of such a part in the mean), ascending, with two
             points or more.
@@ -83,8 +83,8 @@ class LayerProfile:
 
     Attributes:
         name: The layer's.
-        parameters: How many it has.
-        forward_s: Of an event, seconds.
+        parameters: The number of its parameters.
+        forward_s: Seconds per event in the forward pass.
         backward_s: The same.
     """
 
@@ -100,9 +100,9 @@ class RankProfile:
 
     Attributes:
         pace: Times that work takes here what `WorkProfile` and layers say.
-        bytes_per_s: Of its link, in each direction.
-        latency_s: Of a message.
-        sum_bytes_per_s: Of its link in an all-reduce, what adding up takes included.
+        bytes_per_s: Bandwidth of its link, in each direction.
+        latency_s: Latency of a message.
+        sum_bytes_per_s: Bandwidth of its link in an all-reduce, including the time to add up.
     """
 
     pace: float = 1.0
@@ -113,20 +113,21 @@ class RankProfile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WorkProfile:
-    """What work takes on a rank of pace 1, in seconds.
+    """Seconds of work on a rank of pace 1.
 
     Attributes:
-        step_s: Of a step, however large it is, beside what follows.
-        route_s: Of a key of an event: to find the distinct keys and their owners.
-        lookup_s: Of a row that a rank is asked for.
-        pool_s: Of a key of an event: to place its row in the net's input.
-        give_s: Of a key of an event: to add its gradient to that of its row.
-        update_s: Of a gradient that one rank has for one row.
-        adam_s: Of a parameter of the net.
-        select_s: Of a parameter: to choose the largest gradients, and to add up those of a rank.
+        step_s: Cost of a step, however large it is, beside what follows.
+        route_s: Cost of a key of an event: to find the distinct keys and their owners.
+        lookup_s: Cost of a row that a rank is asked for.
+        pool_s: Cost of a key of an event: to place its row in the net's input.
+        give_s: Cost of a key of an event: to add its gradient to that of its row.
+        update_s: Cost of a gradient that one rank has for one row.
+        adam_s: Cost of a parameter of the net.
+        select_s: Cost of a parameter: to choose the largest gradients, and to add up those of a
+            rank.
         codec_s: By codec, of a number: to encode or to decode it. "fp32" takes none.
-        late_s: Of a row that a drive has.
-        publish_s: Of a version's writing, on each rank, in the mean of steps.
+        late_s: Cost of a row that a drive has.
+        publish_s: Cost of writing a version, on each rank, in the mean of steps.
     """
 
     step_s: float = 0.0
@@ -144,18 +145,18 @@ class WorkProfile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """What a run's steps cost.
+    """The costs of a run's steps.
 
     Attributes:
         machine: Where it was measured, in words.
-        cores: Of each rank: with one, all its threads take turns.
-        events: Of a batch, all ranks together.
+        cores: Cores of each rank: with one, all its threads take turns.
+        events: Events of a batch, all ranks together.
         tables: In the model's order.
-        layers: Of the net, in the order of the forward pass.
+        layers: Layers of the net, in the order of the forward pass.
         rows_enter: The layer that gets the embeddings; backward passes of those before it run
             while gradients of rows travel.
-        ranks: Of each rank of the run that was measured.
-        work: What work takes.
+        ranks: The profile of each rank of the run that was measured.
+        work: The costs of work.
         budget_bytes: Memory of a rank for rows.
         step_s: A step of that run, in the mean; 0: not measured.
         measured: Spans of one of its steps, as [lane, name, begin_s, end_s]; may be empty.

@@ -33,20 +33,20 @@ from embertide.trainer.sync.placing.step import StepModel, Strategy, Synchronous
 from embertide.trainer.sync.plan import EVERYWHERE, Owners, Ownership, spread
 
 TEMPERATURE = 0.02
-"""Of the first proposals: a step that is longer by 2 % is taken with probability 1/e."""
+"""The first proposals' temperature: a step longer by 2 % is taken with probability 1/e."""
 _COOLING = 100.0  # the first temperature over the last
 _PARTS = (1.0, 0.5, 0.25, 0.0)  # of the buckets of a rank that move together; 0: one of them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
-    """What a search may choose.
+    """The choices of a search.
 
     Attributes:
-        profile: What steps cost.
-        ranks: How many ranks there may be.
+        profile: The costs of steps.
+        ranks: The numbers of ranks that it may choose from.
         syncs: How the dense net's gradients may be added up.
-        codecs: What rows and gradients may travel in.
+        codecs: The codecs of rows and gradients that it may choose from.
         everywhere: Whether tables may be everywhere.
     """
 
@@ -65,11 +65,11 @@ class Space:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Found:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         strategy: The best one.
-        step_s: What its step takes; infinite: nothing fits.
+        step_s: The time of its step; infinite: nothing fits.
         evaluations: Strategies that were timed.
         curve: (evaluations, shortest step until then), where it became shorter.
     """
@@ -268,10 +268,10 @@ def metropolis(
     """Search by Metropolis from what a run takes without a plan.
 
     Args:
-        space: What may be chosen.
+        space: The choices.
         evaluations: Strategies to time, at most; the first is what it starts from.
-        seed: Of chance.
-        temperature: Of the first proposals, relative to the current step.
+        seed: Seed of chance.
+        temperature: Temperature of the first proposals, relative to the current step.
         used: Share of the time that is used; from 1 on the search ends.
     """
     chance = random.Random(seed)

@@ -53,7 +53,7 @@ class Strategy:
     Attributes:
         owners: Who owns which bucket, and how many ranks there are.
         sync: How the dense net's gradients are added up.
-        codecs: What rows and their gradients travel in.
+        codecs: The codecs of rows and of their gradients.
     """
 
     owners: Ownership
@@ -66,7 +66,7 @@ class Bound(NamedTuple):
 
     Attributes:
         what: Work and rank, as "apply of rank 1".
-        seconds: Of the step.
+        seconds: Seconds of the step.
     """
 
     what: str
@@ -75,13 +75,13 @@ class Bound(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a step takes.
+    """The predicted time of a step.
 
     Attributes:
         step_s: Seconds.
-        bounds: What the step is made of along its critical path, the longest first.
-        spans: Of its tasks: (device, name, begin_s, end_s), the step's begin at 0.
-        beyond: What of the strategy was not measured, a sentence each.
+        bounds: The parts of the step along its critical path, the longest first.
+        spans: Its tasks: (device, name, begin_s, end_s), the step's begin at 0.
+        beyond: The parts of the strategy that were not measured, a sentence each.
     """
 
     step_s: float
@@ -94,10 +94,10 @@ class StepModel:
     """Steps of so many ranks. For one thread.
 
     Attributes:
-        profile: What they cost.
-        ranks: How many there are.
+        profile: The costs of steps.
+        ranks: The number of ranks.
         evaluations: Strategies that were timed.
-        timeline: Of the strategy that was timed last.
+        timeline: The timeline of the strategy that was timed last.
     """
 
     def __init__(self, profile: Profile, ranks: int) -> None:

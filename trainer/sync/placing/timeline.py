@@ -36,7 +36,7 @@ class Task:
     Attributes:
         name: For people; it need not be unique.
         device: Number of the device, from 0.
-        seconds: What it takes; not negative.
+        seconds: The time that it takes; not negative.
         after: Numbers of the tasks that it follows, each smaller than its own.
         lead: Seconds of its work that may lie before it is ready; from 0 to `seconds`.
     """
