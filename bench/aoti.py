@@ -96,10 +96,10 @@ def program(shape: Shape, directory: Path, form: Form, threads: int) -> Path:
     Of a file, torch would unpack a copy for each model, and hold its place until the server ends.
 
     Args:
-        shape: What the peer's files hold.
+        shape: The shape whose files the peer holds.
         directory: Those files: tables.npy [F,R,d] and net.safetensors.
         form: How it is written.
-        threads: Of one run.
+        threads: Threads of one run.
     """
     cpu = torch.backends.cpu.get_cpu_capability().lower()
     path = directory / f"{form}-t{threads}-{cpu}"

@@ -31,7 +31,7 @@ _LEAST_RATIO = 5.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Return:
-    """What a node did when it went on."""
+    """The work of a node after it went on."""
 
     versions: int  # that it missed
     seconds: float  # until it had them

@@ -1,4 +1,4 @@
-"""What `embertide chaos` has shown, as rows of claims: the last step of `make chaos`."""
+"""The results of `embertide chaos` as rows of claims: the last step of `make chaos`."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""What a read of each tier costs on this machine: build/bench/costs.json, for `embertide capacity`.
+"""The cost of each tier's reads on this machine: build/bench/costs.json, for `embertide capacity`.
 
 The benchmarks that measure one note it here, over what stood there for the same size of row.
 """

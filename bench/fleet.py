@@ -59,7 +59,7 @@ class Commits(threading.Thread):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Fleet:
-    """What runs."""
+    """The running processes."""
 
     caller: Caller
     clients: Clients

@@ -53,7 +53,7 @@ _WHY = re.compile(
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Tried:
-    """What was tried of one target."""
+    """The tries of one target so far."""
 
     name: str
     executions: int = 0
@@ -72,7 +72,7 @@ class Tried:
 
 
 class _Kept:
-    """What was tried of each target, kept in a file after each chunk. Thread-safe."""
+    """The tries of each target, kept in a file after each chunk. Thread-safe."""
 
     def __init__(self, path: Path, *, resume: bool) -> None:
         self._path, self._lock = path, threading.Lock()

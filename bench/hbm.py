@@ -15,7 +15,7 @@ from typing import Any
 
 DIM = 128
 BAG_KEYS = 20
-# Of the bandwidth of a copy measured in the same run, with all rows resident.
+# The goal, as a share of the bandwidth of a copy measured in the same run, with all rows resident.
 GOAL_SHARE = 0.8
 
 

@@ -52,7 +52,8 @@ class Patience:
     Attributes:
         at_once: Requests on their way, at most: enough that one is free when a request falls due,
             while the server keeps the others waiting.
-        timeout_s: Of a request, which says so; the client waits as long, and cancels nothing.
+        timeout_s: Deadline of a request, which says so; the client waits as long, and cancels
+            nothing.
     """
 
     at_once: int = 16
@@ -198,7 +199,7 @@ def _serve(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """What the clients logged from one time of the wall clock to another."""
+    """The clients' log from one time of the wall clock to another."""
 
     log: Log
     begin: float
@@ -219,7 +220,7 @@ class Seen:
 
     @property
     def versions(self) -> int:
-        """How many versions the answers were of."""
+        """The number of versions that the answers were of."""
         return len(set(self.log["version"].tolist()) - {_FAILED})
 
     @property

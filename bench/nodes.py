@@ -71,8 +71,8 @@ def start_control(
 
     Args:
         stack: Ends it.
-        folder: Of its log and its directory.
-        url: Of the Redis with its state.
+        folder: Folder of its log and its directory.
+        url: URL of the Redis with its state.
         model: That it leads.
         nodes: That it waits for.
         words: Further options.
@@ -105,7 +105,7 @@ class NodeProcess(Stopped):
             address: In the plan.
             publication: Where it takes the model from, and follows it.
             state: Redis URL of the plan.
-            log: Of the process.
+            log: The log of the process.
             words: Further options.
         """
         self.name, self.grpc, self._log = name, address, log
@@ -201,9 +201,9 @@ def start_nodes(
     """Start nodes that share a publication's model, and wait until they answer.
 
     Args:
-        folder: Of logs.
+        folder: Folder of logs.
         publication: Where they take the model from, and follow it.
-        count: Of nodes; each gets every count-th bucket.
+        count: The number of nodes; each gets every count-th bucket.
         hot_rows: Limits of tables, by name; None: the nodes' own.
         make: Makes the plan of a snapshot and the nodes' addresses; None: `make_plan`.
         words: Further options of each node.

@@ -1,4 +1,4 @@
-"""What a Redis that is away, full or emptied costs: the second part of `make bench-fresh`.
+"""The cost of a Redis that is away, full or emptied: the second part of `make bench-fresh`.
 
 The fleet of `embertide chaos` with one fault at a time: the bus is killed for a minute, it has no
 room for half a minute, it is emptied. Counted are requests that failed, and the seconds from the

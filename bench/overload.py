@@ -51,8 +51,8 @@ def _rows(
     seen: Seen, asked: list[Asked], wrong: list[str], factor: float, deadline_s: float, share: float
 ) -> list[report.Row]:
     case = f"{factor:g}x overload, deadline {deadline_s * 1e3:.0f} ms"
-    # Of the clients that check: those that make the load have hundreds of threads in a process,
-    # which wake up long after their answer has come.
+    # Only the clients that check are timed: those that make the load have hundreds of threads in a
+    # process, which wake up long after their answer has come.
     took = [each.took_s for each in asked if not each.failure]
     loads_took = (seen.log["ended"] - seen.log["sent"])[seen.log["version"] >= 0]
     keys = sum(each.keys for each in asked)

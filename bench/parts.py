@@ -42,9 +42,9 @@ def command(
     """Run a benchmark of one part, and end with whether it could not run.
 
     Args:
-        title: Of the table.
+        title: The table's title.
         measure: The benchmark.
-        parser: Of `options`, with more of its own.
+        parser: The parser of `options`, with more of its own.
         picture: Whether rows are drawn beside the file.
         barred: Whether a target that is missed is an error, too.
     """
@@ -68,10 +68,10 @@ def main(
     """Run the parts that the command names, and return whether one could not run.
 
     Args:
-        package: Of their modules, as `bench.edges`; it names the files of rows, too.
-        title: Of the tables.
+        package: The package of their modules, as `bench.edges`; it names the files of rows, too.
+        title: The tables' title.
         parts: That there are: modules with a function `run`, or by name what measures them.
-        doc: What the command says of itself.
+        doc: The command's description of itself.
         more: Further options; modules get options only if there are.
         usual: Those that run where none is named; empty: all.
         picture: Whether rows are drawn beside the file.

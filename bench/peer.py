@@ -37,7 +37,7 @@ def _joined(requests: list[Any], name: str, axis: int) -> Any:
 
 
 class TritonPythonModel:
-    """What the stub loads. One an instance, each with its own copy of the rows."""
+    """The model that the stub loads. One an instance, each with its own copy of the rows."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the weights."""

@@ -25,8 +25,8 @@ _ENVIRONMENT = BUILD / "bench" / "venv"
 _WINDOWS = 3
 _TOLERANCE_PERCENT = 999
 _TIMEOUT_S = 120
-# What it says when a window saw no answer, as on a machine that others keep busy. The windows of
-# the next attempts are longer.
+# The complaints of perf_analyzer when a window saw no answer, as on a machine that others keep
+# busy. The windows of the next attempts are longer.
 _UNMEASURED = ("Failed to obtain stable measurement", "No valid requests recorded")
 _LONGER = (1, 4, 16)
 # Clients that wait for an answer at any time: FACTS of the project are measured with two.
@@ -41,7 +41,7 @@ class UnmeasuredError(BenchError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What perf_analyzer sends, where and for how long.
+    """A load of perf_analyzer: its requests, its target and its duration.
 
     Attributes:
         connections: Over which it spreads its clients; None: as its library does, one for six.
@@ -59,7 +59,7 @@ class Load:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What one run of perf_analyzer says."""
+    """The report of one run of perf_analyzer."""
 
     requests_per_s: float
     latency_us_p99: float

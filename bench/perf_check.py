@@ -24,7 +24,7 @@ _CONSOLE = Console(highlight=False)
 _DIRECTORY = BUILD / "bench" / "perf_check"
 _BATCH = 4
 _WINDOW_MS = 300
-# What perf_analyzer, or the server through it, says when something is not right.
+# Words of perf_analyzer, or of the server through it, when something is not right.
 _COMPLAINTS = ("error", "warning", "fail", "invalid", "unexpected")
 
 Kind = Literal["lookup", "ranking"]

@@ -1,4 +1,4 @@
-"""What a benchmark reports: rows of ours against a peer, as a table and as JSON."""
+"""A benchmark's report: rows of ours against a peer, as a table and as JSON."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-# What a benchmark says while it runs.
+# The console for a benchmark's messages while it runs.
 CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 # Fewer repetitions say nothing of the spread.
 LEAST_REPETITIONS = 5

@@ -91,7 +91,7 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """What runs, and how much a reshard may do at once."""
+    """The running processes, and how much a reshard may do at once."""
 
     fleet: Fleet
     budget: control_pb2.ReshardBudget

@@ -39,7 +39,7 @@ _AGREE = 1e-5
 # Distinct requests of a case; perf_analyzer sends them in a circle.
 _REQUESTS = 32
 _SMALL_SAMPLES = 4096
-# Of one repetition: perf_analyzer runs three windows, and its start costs as much again.
+# The window of one repetition: perf_analyzer runs three of them, and its start costs as much again.
 _WINDOW_MS = 300
 _PILOT_WINDOW_MS = 150
 _CLAIM = "23.4"

@@ -1,4 +1,4 @@
-"""What is measured: DLRMs of Criteo's shape over tables of a given size.
+"""The measured shapes: DLRMs of Criteo's shape over tables of a given size.
 
 The peer's model imports this inside Triton, so it needs no compiled part of the project.
 """

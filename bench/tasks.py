@@ -32,7 +32,7 @@ class Step:
 
     Attributes:
         file: The file's name; empty: shell.
-        text: What is in it.
+        text: The block's contents.
     """
 
     file: str

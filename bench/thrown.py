@@ -65,8 +65,8 @@ class Listener:
     """A port of a process.
 
     Attributes:
-        readers_token: Of role reader, where tokens are asked for.
-        seeds: What callers would say, and what strangers begin with.
+        readers_token: A token of role reader, where tokens are asked for.
+        seeds: Bytes that a caller would send; strangers begin with them.
         ask: Asks as somebody who may, and raises where he is not answered.
     """
 
@@ -185,7 +185,7 @@ class Thrower:
     Attributes:
         number: Inputs thrown.
         most_bytes: The most that the process had in memory when it was looked at.
-        bound_bytes: What that must stay under; 0 before the first look.
+        bound_bytes: The memory that it must stay under; 0 before the first look.
     """
 
     def __init__(self, listener: Listener, seed: int) -> None:
@@ -379,7 +379,7 @@ def listeners(folder: Path) -> Iterator[list[Listener]]:
         for each in callers:
             stack.callback(each.close)
         _ready(in_plain, _asks_control(callers[0]))
-        # Of the model that the first one leads.
+        # A standby for the model that the first one leads.
         standby = control("standby", waiting, "--standby", model="plain")
         made = [
             ("control plane", in_plain, plain, _grpc_seeds(), _asks_control(callers[0])),

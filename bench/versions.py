@@ -69,9 +69,9 @@ class Versions:
         """Begin a publication at `folder` with the shape's snapshot as its first version.
 
         Args:
-            folder: Of the publication; what is there is removed.
+            folder: Folder of the publication; its former contents are removed.
             bus: Redis URL that versions go to.
-            shape: Of the model.
+            shape: The model's shape.
             files: Its snapshot and rows.
             per_s: Versions a second.
             event_ms: Event time from one version to the next.

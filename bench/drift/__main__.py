@@ -1,4 +1,4 @@
-"""What following the drift is worth: `make bench-drift DATA=clicks.parquet PARTS="local skew"`.
+"""The gain of following the drift: `make bench-drift DATA=clicks.parquet PARTS="local skew"`.
 
 Planners against the best of all plans, and fleets at rest, are a part of `bench.held`.
 """

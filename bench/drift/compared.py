@@ -33,13 +33,13 @@ CLAIM = "19.5"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """What a task came to: the busiest device's us a batch, and seconds, by planner.
+    """The result of a task: the busiest device's us a batch, and seconds, by planner.
 
     Attributes:
         task: Its name.
         memory: How tight memory is.
         us: By planner; infinite where it has no plan that fits.
-        seconds: What each took of a core.
+        seconds: Seconds of one core that each took.
     """
 
     task: str

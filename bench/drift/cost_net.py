@@ -44,8 +44,8 @@ class Samples(NamedTuple):
     """Devices: features of their shards one after another, the row each belongs to, and times.
 
     Attributes:
-        features_XF: Of all shards.
-        device_X: Whose shard it is.
+        features_XF: Features of all shards.
+        device_X: The device of each shard.
         traffic_M2: Units sent and received.
         compute_M: Unit time of lookups.
         link_M: Unit time of communication.

@@ -121,11 +121,11 @@ def _version(line: dict[str, int], kept: Sequence[NDArray[np.int64]]) -> Version
 
 @dataclasses.dataclass(slots=True)
 class Day:
-    """What a day came to.
+    """The counts of a day.
 
     Attributes:
-        far_reads: Of articles that the node asked does not own.
-        hot_reads: Of these, those that copies answered.
+        far_reads: Reads of articles that the node asked does not own.
+        hot_reads: Those of them that copies answered.
         bytes: By fleet, with copies and without: of the questions and answers about the table,
             those that keep the copies up to date included.
     """

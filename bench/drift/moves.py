@@ -109,7 +109,7 @@ class Clients:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """What runs."""
+    """The running processes."""
 
     caller: Caller
     addresses: list[str]

@@ -138,7 +138,7 @@ def _clients(pipe: Connection, addresses: Sequence[str]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Hour:
-    """What a fleet answered in an hour."""
+    """A fleet's answers in an hour."""
 
     requests_per_s: float
     p99_ms: float

@@ -71,7 +71,7 @@ def _tables(count: int, bits: int) -> list[plan_pb2.PlannedTable]:
 
 
 class _Watched:
-    """What the control plane's process tells of itself."""
+    """The figures that the control plane's process reports of itself."""
 
     def __init__(self) -> None:
         self.ticks_s: list[float] = []

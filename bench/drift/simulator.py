@@ -31,7 +31,7 @@ KEY_BYTES, LINE_BYTES, ELEMENT_BYTES = 8, 64, 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What devices can do; the constants are those of TorchRec's planner for hosts without GPUs."""
+    """The speeds of devices; constants are those of TorchRec's planner for hosts without GPUs."""
 
     memory_bytes_per_s: float = 51 * GIB
     link_bytes_per_s: float = 12.5 * GIB
@@ -89,7 +89,7 @@ Placement = Sequence[Sequence[Shard]]  # by table
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a placement comes to.
+    """The cost of a placement.
 
     Attributes:
         compute_us_D: Lookup time a batch.
@@ -126,7 +126,7 @@ def simulate(
         placement: The shards of each; they must cover it.
         devices: Number of devices.
         samples: Samples of a batch that each device receives.
-        machine: What devices can do.
+        machine: The speeds of devices.
 
     Raises:
         ValueError: Shards do not cover a table, or name a device that does not exist.

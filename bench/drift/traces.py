@@ -27,9 +27,9 @@ class TableTrace:
     """Keys of several tables in the order in which they are read.
 
     Attributes:
-        name: Of the trace.
+        name: The trace's name.
         keys_NT: The keys.
-        dims_T: Of the tables' rows.
+        dims_T: Dimensions of the tables' rows.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""What comes from outside: files, callers, strangers, full disks, restarts."""
+"""Attacks and mishaps from outside: files, callers, strangers, full disks, restarts."""

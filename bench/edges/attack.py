@@ -38,11 +38,11 @@ _AGAIN_S = 0.05  # so that it is no contest for the processor
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Door:
-    """What is attacked, and as whom.
+    """The listener to attack, and the attacker's identity.
 
     Attributes:
-        port: Of this machine.
-        path: Of an RPC; empty: the listener speaks HTTP/1.1.
+        port: A port of this machine.
+        path: The path of an RPC; empty: the listener speaks HTTP/1.1.
         tls: Folder of a certificate to show; empty: plain text.
         nameless: TLS without showing that certificate.
         token: Sent as a bearer token; empty: none.

@@ -43,8 +43,8 @@ _ASK_EVERY_S = 0.025  # the control plane takes 50 a second of one caller
 _LIMIT_S = 60.0  # of one attack, its end included
 _NODES_TOKEN = "a-nodes-token-of-nobody"
 _MIB = 1 << 20
-# What a listener may take beside a tenth, whoever calls. The control plane: 2,048 connections of
-# 18 KiB, and of a reader 4 messages of 16 MiB on their way, twice. A node: the ten thousand
+# Bound on the growth of a listener's memory beside a tenth. The control plane: 2,048 connections
+# of 18 KiB, and of a reader 4 messages of 16 MiB on their way, twice. A node: the ten thousand
 # connections that come, as its gRPC has no bound of them, of 64 KiB in TLS' handshake, and 16
 # messages of 4 MiB.
 BOUND_BYTES = {"control plane": 192 * _MIB, "node": (625 + 64) * _MIB, "trainer": 64 * _MIB}
@@ -59,7 +59,7 @@ class Target:
     Attributes:
         who: That attacks: nobody, or a reader.
         ask: Asks as somebody who may; raises where he is not answered.
-        bound_bytes: What the process may take beside a tenth of what it had.
+        bound_bytes: Bound on the growth of the process's memory beside a tenth of it.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Target:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of an attack."""
+    """The result of an attack."""
 
     target: Target
     attack: str
@@ -87,7 +87,7 @@ class Outcome:
 
     @property
     def p99_times(self) -> float:
-        """How many times as long the 99th percentile took."""
+        """Return how many times as long the 99th percentile took."""
         return float(np.percentile(self.during_ms or [np.inf], 99)) / float(
             np.percentile(self.before_ms, 99)
         )

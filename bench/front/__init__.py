@@ -1,1 +1,1 @@
-"""What stands between callers and the backend: the stock server's front end, and others."""
+"""Layers between callers and the backend: the stock server's front end, and others."""

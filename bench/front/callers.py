@@ -40,7 +40,7 @@ from bench.frames import (
 from bench.front.questions import Question, read
 from embertide._common import kserve
 
-# Of each kind of call, how often. A plain one waits for its answer.
+# The frequency of each kind of call. A plain one waits for its answer.
 PYTHON = {"plain": 0.2, "deadline": 0.45, "cancel": 0.35}
 WIRE = {
     "plain": 0.3,
@@ -62,14 +62,14 @@ _TEXT = 90
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What a process of callers does.
+    """The task of a process of callers.
 
     Attributes:
-        kind: Of `KINDS`.
+        kind: One of `KINDS`.
         address: host:port.
         questions: The file.
         calls: All of its callers'.
-        seed: Of what calls do.
+        seed: Seed of the calls' behaviour.
         connections: At once.
     """
 

@@ -33,7 +33,7 @@ NO_MESSAGE = b"\x0a\xff\xff\xff\xff\x0f"  # a text that says it is longer than w
 _UNKNOWN = "no_such_model"
 _TIMEOUT_S = 20.0
 _SHOWN = 160
-# What differs from run to run: times, and how much was asked before.
+# Fields that differ from run to run: times, and counts of earlier requests.
 _VOLATILE = ("ns", "count", "lastInference", "executionCount", "inferenceCount")
 
 
@@ -48,7 +48,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a call: the status, its message, and the answers as JSON."""
+    """The result of a call: the status, its message, and the answers as JSON."""
 
     status: str
     message: str
@@ -210,7 +210,7 @@ def cases(key: str) -> Iterator[Case]:
     """Give all calls, in the order in which they are made.
 
     Args:
-        key: Of shared memory of this machine, of 64 bytes or more.
+        key: The key of shared memory of this machine, of 64 bytes or more.
     """
     for method, request in (
         ("ServerLive", pb.ServerLiveRequest()),

@@ -24,7 +24,8 @@ from embertide._common import kserve
 
 CLAIM = "B.2"
 _MIB = 1 << 20
-# What the server may take beside a tenth: 128 calls of 4 MiB, as of a connection that is allowed.
+# Bound on the growth of the server's memory beside a tenth: 128 calls of 4 MiB, as one
+# connection may have.
 _BOUND_BYTES = 512 * _MIB
 
 

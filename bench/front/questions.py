@@ -30,7 +30,7 @@ SERVICE = "/inference.GRPCInferenceService/"
 INFER = f"{SERVICE}ModelInfer"
 NODE_SERVICE = "/embertide.v1.NodeService/"
 NODE_LOOKUP, NODE_READ = f"{NODE_SERVICE}Lookup", f"{NODE_SERVICE}Read"
-# What is compared of answers: not which node or tier had a row, and not how far its peers are.
+# The compared parts of answers: not which node or tier had a row, and not how far its peers are.
 _COMPARED: dict[str, tuple[Any, tuple[str, ...]]] = {
     INFER: (service_pb2.ModelInferResponse, ("outputs", "raw_output_contents")),
     NODE_LOOKUP: (node_pb2.LookupResponse, ("results",)),

@@ -45,7 +45,7 @@ SHARES = {"threads": 0.15, "asyncio": 0.15, "frames": 0.3, "c++": 0.4}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    """What a server's processes had at a time, together."""
+    """The resources that a server's processes had at a time, together."""
 
     at_s: float
     rss_bytes: int
@@ -181,7 +181,7 @@ def storm(
 
     Args:
         target: That answers.
-        options: Of the command.
+        options: The command's options.
         path: Where chunks are kept.
         known: The questions.
     """

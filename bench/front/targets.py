@@ -1,4 +1,4 @@
-"""What is measured: servers over one repository, by name, each started anew.
+"""The measured servers: over one repository, by name, each started anew.
 
 They serve KServe v2: `fleet`, whose models have half of their buckets on another node each, too.
 Of `peers` and `node`, the service that nodes have for one another is asked: that of such a server,
@@ -69,11 +69,11 @@ class Server(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """What a server is started over.
+    """The files that a server is started over.
 
     Attributes:
-        folder: Of its own, for logs.
-        repository: Of models.
+        folder: A folder of its own, for logs.
+        repository: The folder of models.
         backends: That they need.
         models: That are loaded at the start, of a server that loads by name; None: all there are.
     """
@@ -161,7 +161,7 @@ def _alone(name: str, make: Callable[[Site], Server], site: Site) -> Iterator[Ta
 
 
 class _Pair:
-    """What two nodes that share a model need, and the second of them."""
+    """The surroundings of two nodes that share a model, and the second of them."""
 
     def __init__(self, stack: contextlib.ExitStack, folder: Path) -> None:
         snapshot = models.make(SHAPE, BUILD).snapshot
@@ -250,7 +250,7 @@ class Kept(Stopped):
 
     Attributes:
         ends: By how.
-        down_s: Of each end, until it answered again.
+        down_s: Seconds from each end until it answered again.
     """
 
     def __init__(

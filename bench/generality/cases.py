@@ -29,9 +29,9 @@ class Case:
     """A set, or a file of somebody else's.
 
     Attributes:
-        name: Of its rows.
+        name: The name of its rows.
         path: The file.
-        share: Of the rows of a set that are made.
+        share: The share of a set's rows that are made.
         known: The set; None: `init` says what the columns are, to the peer as well.
     """
 

@@ -21,22 +21,22 @@ from embertide.trainer.eval.metrics import auc
 Array = NDArray[Any]
 _MOST_ITEMS = 20
 _HOUR_MS = 3_600_000
-# Of the rows, those that the scale of amounts is taken from, as ours does.
+# The share of the rows that the scale of amounts is taken from, as ours does.
 _FITTED = 0.1
 Amounts = Literal["bins of 16", "bins of 64", "ranks"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What is tuned of the machine.
+    """The tuned settings of the machine.
 
     Attributes:
-        optimizer: Of all weights; Adagrad has a rate of each value's own.
+        optimizer: The optimizer of all weights; Adagrad has a rate of each value's own.
         rate: Its learning rate.
         dim: Factors.
-        l2: Of what a batch looks up, times the squares' mean.
+        l2: L2 penalty on the weights that a batch looks up: this times the mean of their squares.
         batch: Rows of a step.
-        amounts: What becomes of them.
+        amounts: The treatment of amounts.
         scale: Standard deviation of new factors.
     """
 
@@ -67,8 +67,8 @@ class Slots:
 
     Attributes:
         index_NS: Which weight; 0 is no weight.
-        value_NS: What it is multiplied with.
-        weights: How many there are.
+        value_NS: The factor of that weight.
+        weights: The number of weights.
     """
 
     index_NS: Array
@@ -204,11 +204,11 @@ def _batches(slots: Slots, label_N: Array, size: int) -> Iterator[tuple[Tensor, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Tuned:
-    """What tuning came to.
+    """The result of tuning.
 
     Attributes:
         settings: The best.
-        auc: Of the last part, by seed.
+        auc: AUC of the last part, by seed.
         tried: AUC of each that was tried.
     """
 

@@ -48,12 +48,12 @@ def _told(words: list[str], what: Path) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
-        label_N: Of its events, in their order.
+        label_N: Labels of its events, in their order.
         score_N: From before each was learned.
-        columns: What `init` took them for.
+        columns: The guess of `init` about each column.
         versions: That were published.
         seconds: `train` took.
     """

@@ -47,10 +47,10 @@ class Dataset:
     """One set.
 
     Attributes:
-        name: Of its rows and files.
+        name: The name of its rows and files.
         make: Makes so many rows.
-        rows: How many.
-        format: Of the file: csv, tsv or parquet.
+        rows: The number of rows.
+        format: The format of the file: csv, tsv or parquet.
         held_out: Whether no rule was chosen by it.
     """
 

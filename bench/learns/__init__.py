@@ -1,1 +1,1 @@
-"""What a run learns by its defaults, and what is said of its data: `python -m bench.learns`."""
+"""The quality of a run with its defaults, and the remarks on its data: `python -m bench.learns`."""

@@ -1,4 +1,4 @@
-"""What a user gets without a setting: `make bench-learns`, or `python -m bench.learns PART`.
+"""The results without a setting: `make bench-learns`, or `python -m bench.learns PART`.
 
 It prints a table a part and writes `build/bench/learns_PART.json`.
 """

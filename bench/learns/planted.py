@@ -28,8 +28,8 @@ def table(seed: int, leak: str = "") -> tuple[pa.Table, bool]:
     """Return a table, and whether it has a clock, the column `ts`; the label is `clicked`.
 
     Args:
-        seed: Of all that is drawn.
-        leak: Of `LEAKS`; empty: none.
+        seed: Seed of all that is drawn.
+        leak: One of `LEAKS`; empty: none.
     """
     rng = np.random.default_rng(seed)
     rate = float(rng.choice(_RATES))

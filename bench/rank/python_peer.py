@@ -22,7 +22,7 @@ from embertide.trainer.model.dlrm import Dlrm, Probability
 
 
 class TritonPythonModel:
-    """What the stub loads. One an instance, each with its own copy of the rows."""
+    """The model that the stub loads. One an instance, each with its own copy of the rows."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the weights: tables.npy [F,R,d] and net.safetensors."""

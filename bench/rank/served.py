@@ -127,7 +127,7 @@ class Model:
 
     @property
     def peer(self) -> Path | None:
-        """What the Python peer loads; None: it has no such model."""
+        """The model that the Python peer loads; None: it has no such model."""
         return None if self._is_news else self.snapshot.parent.parent / "peer"
 
     def requests(self, candidates: int) -> Iterator[Request]:

@@ -13,7 +13,7 @@ from bench.servers import BUILD, BenchError
 
 _RANKS = "tests/trainer/test_ranks.py"
 _NAMED = "another_configuration or fails_in_any_stage or cannot_be_read or drive_that_is_full"
-# What tests hold: case, tests, the words that choose them, claim.
+# Claims that tests hold: case, tests, the words that choose them, claim.
 _HELD = (
     ("a step of 1, 2 and 4 ranks within 1e-5 of fp64", _RANKS, "of_fp64 or bit_for_bit", "20.1"),
     ("ranks killed at random, nodes following", "tests/e2e/test_killed_ranks.py", "test_", "20.3"),

@@ -228,7 +228,7 @@ FAULTS: dict[str, Callable[[Job], None]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run has shown."""
+    """The results of a run."""
 
     seconds: dict[str, list[float]]
     codes: list[int]

@@ -181,11 +181,11 @@ def measure(samples: int, *, warmup: int, steps: int, windows: int, seed: int) -
     """Train, and return what the program prints; the same on every rank.
 
     Args:
-        samples: Of a batch, all ranks together.
+        samples: Samples of a batch, all ranks together.
         warmup: Steps before the clock starts.
-        steps: Of a timed window.
-        windows: How many follow one another.
-        seed: Of the batches and of the net.
+        steps: Steps of a timed window.
+        windows: The number of windows that follow one another.
+        seed: Seed of the batches and of the net.
     """
     peer = _Peer(samples, seed)
     batches = iter(_drawn(seed, samples, warmup + steps * windows))

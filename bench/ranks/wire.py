@@ -146,7 +146,7 @@ def draw(spans: list[list[Any]], path: Path) -> None:
     names = list(dict.fromkeys(name for _, name, *_ in spans))
     began = min(begin for _, _, begin, _ in spans)
     figure, axes = plt.subplots(figsize=(11, 0.8 * len(lanes) + 1.4))
-    # What calls begins before what it calls, and is drawn below it.
+    # A caller begins before the span that it calls, and is drawn underneath.
     for lane, name, begin, end in sorted(spans, key=lambda span: float(span[2])):
         axes.broken_barh(
             [(1e3 * (begin - began), 1e3 * (end - begin))],

@@ -60,13 +60,13 @@ def criteo(
     """Return an assumed profile of Criteo 1TB's tables.
 
     Args:
-        seed: Of the loads of buckets, and of which ranks are slow.
-        ranks: How many.
-        events: Of a batch.
-        gbit_per_s: Of a link.
+        seed: Seed of the loads of buckets, and of which ranks are slow.
+        ranks: The number of ranks.
+        events: Events of a batch.
+        gbit_per_s: Bandwidth of a link.
         slow_cores: Ranks whose cores take twice as long.
         slow_links: Ranks whose links have a fifth.
-        skew: Of the loads of buckets; 0: even.
+        skew: Skew of the loads of buckets; 0: even.
     """
     chance = random.Random(seed)
     order = chance.sample(range(ranks), ranks)

@@ -14,7 +14,7 @@ from bench import parts, report
 from bench.servers import BenchError
 from bench.store import levels as vector_levels
 
-# Of which each kind of vectors is a process, and single cases may be chosen.
+# Parts that run a process for each kind of vectors, and whose single cases may be chosen.
 _BY_LEVEL = ("lookup", "training")
 _ALONE = ("sizes", "adagrad", "memory", "growth", "versions", "recovery", "beyond")
 

@@ -22,7 +22,7 @@ _BAR_US = 1_000.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Waits:
-    """Of the inserts of one run, or of a loop that shows what the machine does."""
+    """The waits of the inserts of one run, or of a loop that shows what the machine does."""
 
     total_ns: int
     longest_ns: int

@@ -154,7 +154,7 @@ def _batches(rng: np.random.Generator, rows: int) -> dict[float, list[NDArray[np
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
-    """What is special of a store's rows, and what TBE's fp32 rows ask of it."""
+    """The peculiarities of a store's rows, and what TBE's fp32 rows need for a comparison."""
 
     special: str
     bar: float

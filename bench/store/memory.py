@@ -31,7 +31,7 @@ _MEAN_BAR, _WORST_BAR, _ALLOCATOR_BAR = 14.0, 18.0, 1.03
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Grown:
-    """What a growing table cost over its payload."""
+    """The cost of a growing table over its payload."""
 
     rows: list[int]
     over_payload: list[float]  # bytes a row

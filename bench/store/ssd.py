@@ -36,7 +36,7 @@ _LEAST_RATE, _LEAST_PER_CPU, _LEAST_OF_URING, _LEAST_OF_AIO = 5.0, 1.5, 0.8, 0.7
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """What one run of ssd_peer read."""
+    """The reads of one run of ssd_peer."""
 
     rows: int
     seconds: float

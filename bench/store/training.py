@@ -67,7 +67,7 @@ class Case:
 
     @property
     def keys(self) -> int:
-        """Of a batch."""
+        """The number of keys of a batch."""
         return self.model.tables * self.samples * self.bag
 
 

@@ -22,7 +22,7 @@ _BAR = 1.3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Seen:
-    """What one run's reader saw."""
+    """The observations of one run's reader."""
 
     reads: int
     versions: int

@@ -20,11 +20,11 @@ Compute = Callable[[int, random.Random], float]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """What messages cost, in seconds.
+    """The cost of messages, in seconds.
 
     Attributes:
-        latency: Of a message, however short.
-        transfer: Of a net, once over a link.
+        latency: Seconds of a message, however short.
+        transfer: Seconds of a net, once over a link.
     """
 
     latency: float = 0.0005
@@ -37,7 +37,7 @@ class Link:
 
 
 class Learning:
-    """What ranks learn on the clock; this one learns nothing."""
+    """The learning of ranks on the clock; this one learns nothing."""
 
     def begin(self, rank: int) -> bool:
         """A rank takes a batch and computes with its net as it is; False: there is none left."""
@@ -64,12 +64,12 @@ class Clock:
     """Ranks on a virtual clock. Each method runs one strategy from time 0, and may be called once.
 
     Attributes:
-        ranks: How many.
-        compute: Of each step.
+        ranks: The number of ranks.
+        compute: The compute time of each step.
         link: Between any two ranks.
         until: Seconds at which it stops.
-        seed: Of compute times.
-        learning: What they learn.
+        seed: Seed of compute times.
+        learning: The learning of the ranks.
     """
 
     ranks: int

@@ -1,4 +1,4 @@
-"""What DCT sends, costs and learns, against all-reduce, on the news file and Criteo's ads."""
+"""The traffic, cost and quality of DCT against all-reduce, on the news file and Criteo's ads."""
 
 import statistics
 from collections.abc import Iterator

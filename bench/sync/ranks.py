@@ -131,8 +131,8 @@ def off_by(found: Mapping[str, Any], strategy: Strategy) -> float:
     """Return by what part a run's batches a second differ from what the virtual clock foretells.
 
     Args:
-        found: Of a run, as bench/sync/apart.py prints it.
-        strategy: What it ran.
+        found: The figures of a run, as bench/sync/apart.py prints them.
+        strategy: The strategy that it ran.
     """
     steps_s: list[list[float]] = found["steps_s"]
     took_s: float = found["took_s"]

@@ -72,10 +72,10 @@ class Replicas(Learning):
         Args:
             stream: The events; of its batches the last ones that are no multiple of 8 steps of
                 all ranks are left out.
-            ranks: How many.
-            seed: Of the net and the rows.
+            ranks: The number of ranks.
+            seed: Seed of the net and the rows.
             rate: Learning rate of the net.
-            row_rate: Of rows.
+            row_rate: Learning rate of rows.
         """
         random = np.random.default_rng(seed)
         width = stream.rows_BF.shape[1] * _D

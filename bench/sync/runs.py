@@ -60,7 +60,7 @@ def against_all_reduce(
     """Yield the rates of strategies, events a second in turn, against all-reduce's.
 
     Args:
-        case: What was run.
+        case: The run.
         rates: By strategy, "all-reduce" among them.
         barred: The strategy that has the bar and the claim.
         target: Its bar.

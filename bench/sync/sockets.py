@@ -1,4 +1,4 @@
-"""What a channel's sockets have sent, as the kernel counts it."""
+"""The bytes that a channel's sockets have sent, as the kernel counts them."""
 
 import contextlib
 import os

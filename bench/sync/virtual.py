@@ -1,4 +1,4 @@
-"""What strategies give on a virtual clock of 4 to 256 ranks, and what they learn at equal samples.
+"""Speed of strategies on a virtual clock of 4 to 256 ranks, and quality at equal samples.
 
 Rates are batches a second of all ranks, against all-reduce with the same compute times and links.
 A step takes 1 s within 10 %, a net 0.15 s over a link, a message 0.5 ms.

@@ -1,1 +1,1 @@
-"""What the trainer reaches: quality, pruning, drift and speed."""
+"""The trainer's results: quality, pruning, drift and speed."""

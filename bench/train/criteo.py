@@ -30,7 +30,7 @@ from embertide.trainer.eval.metrics import auc, log_loss
 
 _CURVE = BUILD / "bench" / "train_criteo_curve.svg"
 _SHARES = (2, 5, 11, 20, 50)
-# Of the utilities and of the types of rows, the best on the fourth fifth. These targets come to ten
+# The best of the utilities and of the types of rows on the fourth fifth. These targets come to ten
 # times of the store's account.
 _BARRED, _MOST_LOST = {("FIITED, rows", 11), ("FIITED, int8", 13)}, 0.002
 # That of a factorisation machine of four factors, tuned, over the same events.
@@ -41,7 +41,7 @@ DLRM = RunConfig(
     optimizer=OptimizerConfig(sparse_learning_rate=0.02, dense_learning_rate=0.001),
     batch_size=64,
 )
-# What is pruned learns what keys without a row read as, too.
+# Pruned keys, too, train the value that keys without a row read as.
 _DEFAULTS = dataclasses.replace(
     DLRM,
     model=dataclasses.replace(
@@ -69,7 +69,7 @@ class Ads(Experiment):
 
     Attributes:
         stream: The events.
-        learned: Of them.
+        learned: The number of events that are learned.
     """
 
     stream: Stream

@@ -97,7 +97,7 @@ class LateLabels(Experiment):
 
     Attributes:
         stream: The events, with their labels, and the days that count.
-        stale_s: Of a case without a join.
+        stale_s: Delay of labels in a case without a join.
     """
 
     stream: Stream

@@ -50,7 +50,7 @@ _LOOK_S = 0.2  # a sample is as much later than its events, at most
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    """What is in memory after so many events.
+    """Memory after so many events.
 
     Attributes:
         events: Learned so far.

@@ -44,7 +44,7 @@ _BARRED = {
 _BUDGET = 64 << 20
 _WHOLE_BUDGET = {CROSSED: 448 << 20}  # else 256 MiB
 _ACCUMULATOR_BYTES = 4
-# What is popular fades sooner, and pairs sooner still; chosen on days 2 and 3.
+# Popularity fades sooner, and that of pairs sooner still; chosen on days 2 and 3.
 _COUNTERS_HALF_LIFE = 1000
 _CROSSES_HALF_LIFE = 500
 # Distinct keys of the tables that are hashed, in the file that the bars are set for; the others
@@ -65,7 +65,7 @@ class Point:
 
     Attributes:
         line: That it is a point of.
-        share: How much fewer bytes it aims at.
+        share: The number of times fewer bytes that it aims at.
         case: The runs.
         taken: Bytes, where they are not the store's account.
         most_lost: The bar of the AUC that it loses; 0: none.
@@ -207,7 +207,7 @@ def compare(
     Args:
         groups: Unpruned outcomes and points, by the unpruned model's name.
         seeds: Those of the unpruned outcomes.
-        experiment: What is measured.
+        experiment: The experiment to measure.
         jobs: Processes at a time.
         picture: Where the curve is drawn.
     """

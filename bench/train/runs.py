@@ -34,7 +34,7 @@ from embertide.trainer.model.learner import Learner, Prepared
 
 DAY_S = 86_400
 _FOLDER = BUILD / "bench" / "train"
-# What decides the figures beside the configuration and the experiment.
+# Files that decide the figures, beside the configuration and the experiment.
 _CODE = ("trainer", "backend_cpp", "pyproject.toml")
 
 
@@ -43,7 +43,7 @@ class Case:
     """One configuration; its seed is that of each run.
 
     Attributes:
-        name: Of its rows and files.
+        name: The name of its rows and files.
         run: The configuration.
         fold: Columns of KEYS whose keys are hashed to so many.
         block_s: How old weights get before they are replaced.
@@ -57,14 +57,14 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a run came to; the experiment says over which events.
+    """The result of a run; the experiment says over which events.
 
     Attributes:
-        auc: Of all of them.
-        bytes: Of the store, the most at any look: pages of rows and of what training keeps beside
-            them, index, and all else that is charged.
+        auc: AUC over all of them.
+        bytes: Bytes of the store, the largest of all looks: pages of rows and of what training
+            keeps beside them, index, and all else that is charged.
         rows: At the end.
-        passes: Of pruning.
+        passes: Passes of pruning.
         seconds: It took.
         series: Figures beside these, by name.
     """
@@ -135,7 +135,7 @@ class Stream(Experiment):
         days: The first and the last day whose AUC count.
         seen_by: The feature whose first impressions are also left out.
         events: Events at most; None: all.
-        schema: What is read of the file; None: that of the news.
+        schema: The columns to read from the file; None: those of the news.
     """
 
     path: Path
@@ -259,11 +259,11 @@ def mean_row(
     """Return the row of a figure's mean over the seeds.
 
     Args:
-        case: What was run.
+        case: The case that was run.
         found: The figure, by seed.
-        peer: What it is compared with.
-        peer_name: What that is.
-        bar: What the mean should reach; 0: nothing.
+        peer: The figure to compare it with.
+        peer_name: The name of that figure.
+        bar: The bar for the mean; 0: none.
         error: The spread; by default the standard error of the mean.
         metric: The figure's name.
         better: Which way it should go.
