@@ -1,4 +1,4 @@
-"""What pins hold back, how old it is, and known holes of what wheels bring inside: `make pins`.
+"""Lists the packages that pins hold back, their age, and known holes inside wheels: `make pins`.
 
 Dates are those of requirements/pins.toml, of the wheels themselves: nothing is asked of an index.
 Known holes are a list in the same file, with the date on which it was written; it covers what it

@@ -1,4 +1,4 @@
-"""What mkdocs.yml cannot say: pages from elsewhere, generated pages, and links out of docs/.
+"""Adds to mkdocs.yml: pages from elsewhere, generated pages, and links out of docs/.
 
 A hook of MkDocs. Pages are written for a forge, so a link may lead to any file of the repository.
 """

@@ -1,4 +1,4 @@
-"""What holds for all tests: the order of files, what a test may leave, what is shown of a failure.
+"""Settings of all tests: the order of files, what a test may leave, what is shown of a failure.
 
 Workers take the files that take longest first, so that none ends alone. What a test changes of its
 process is put back, or fails its file (support/left_behind.py). The end of what a failure has
@@ -16,8 +16,8 @@ import hypothesis
 import left_behind
 import pytest
 
-# What a net's program says around its kernels is compiled in two thirds of the time; the kernels
-# are those of ever. For the processes that tests start, too.
+# These options compile the code around a net's kernels in two thirds of the time; the kernels stay
+# the same. For the processes that tests start, too.
 os.environ |= {
     "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",
     "AOT_INDUCTOR_ENABLE_LINE_TABLES": "0",

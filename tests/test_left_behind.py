@@ -1,4 +1,4 @@
-"""What a test changes of its process is put back, or fails it; a failure shows what was written."""
+"""A test's changes to its process are put back, or fail it; a failure shows what was written."""
 
 import logging
 import os

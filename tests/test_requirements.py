@@ -25,7 +25,7 @@ TORCH = tuple(
 )
 # Extras that are not installed beside the others; pyproject.toml says why.
 APART = {"docs", "mlflow"}
-# What each file is for: one image each, the wheel's build, and everything.
+# The purpose of each file: one image each, the wheel's build, and everything.
 WANTED = {
     "build": tuple(PROJECT["build-system"]["requires"]),
     "control": (*BASE, *EXTRAS["serve"]),
@@ -56,7 +56,7 @@ def entries(name: str) -> dict[str, tuple[str, list[str]]]:
 
 
 def closure(wanted: tuple[str, ...], python: str) -> dict[str, list[Requirement]]:
-    """What is needed, by the metadata of what is installed: the requirements on each package."""
+    """Return the requirements on each needed package, by the metadata of what is installed."""
     environment = {"python_version": python.rpartition(".")[0], "python_full_version": python}
     found: dict[str, list[Requirement]] = {}
     seen: set[tuple[str, str]] = set()

@@ -138,7 +138,7 @@ PRINTING = re.compile(
     r"|^from rich|\bfrom_markup\b",
     re.MULTILINE,
 )
-# Of the command's start, where the packages of the printer may be missing.
+# Files of the command's start, where the packages of the printer may be missing.
 PRINTERS = {"library/_common/terminal.py", "library/_common/quoting.py", "server/cli/__init__.py"}
 
 

@@ -32,7 +32,7 @@ def views(sessions: int, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
     times = np.sort(rng.integers(0, DAYS * 86_400 - 3600, sessions))
     at: list[tuple[int, list[tuple[Any, ...]]]] = []
     for session, began in enumerate(times.tolist()):
-        # What is popular drifts: each day a tenth of the items trade places.
+        # Popularity drifts: each day a tenth of the items trade places.
         if session % max(1, sessions // (DAYS * 10)) == 0:
             some = rng.integers(0, ITEMS, ITEMS // 100)
             popular_I[some] = rng.normal(0, 0.6, len(some))

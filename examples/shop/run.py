@@ -66,7 +66,7 @@ run = RunConfig(
             TableConfig(name="item", dim=32, bucket_bits=3),
             *(TableConfig(name=name, dim=8) for name in ("hour", "device", "category")),
         ),
-        # What was seen are items: it shares their table.
+        # The seen keys are items, so the feature shares their table.
         features=(
             *(FeatureConfig(name=name, table=name) for name in ("visitor", "hour", "device")),
             FeatureConfig(name="seen", table="item", keys="list", pooling="mean"),

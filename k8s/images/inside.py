@@ -1,4 +1,4 @@
-"""What wheels bring inside: libraries and programs of others that package metadata does not name.
+"""Libraries and programs of others inside wheels that package metadata does not name.
 
 Three sources, and each part says which: strings that a library writes of its own version, the
 version in the file name of a library that auditwheel put in, and what is stated here of binaries
@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 _ELF = b"\x7fELF"
 _LEFT_OUT = {"torch"}
-# What a binary says of what was linked into it: what comes before the version, and the version.
+# How a binary names a linked library: the text before the version, and the version.
 _SAYS = (
     ("openssl", b"OpenSSL ", re.compile(rb"(\d+\.\d+\.\d+[a-z]?) ")),
     ("libcurl", b"libcurl/", re.compile(rb"(\d+\.\d+\.\d+)")),

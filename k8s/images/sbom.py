@@ -36,7 +36,7 @@ DPKG_FIELDS = ("Package", "Version", "Architecture", "source:Package", "source:V
 
 
 class SbomError(Exception):
-    """What is to be described is not there."""
+    """The thing to describe is missing."""
 
 
 def python_packages(python: Path, names: set[str] | None = None) -> Bom:
@@ -150,7 +150,7 @@ def debian_licences(path: Path) -> list[License]:
 
 
 def inside(names: set[str] | None = None, place: Path | None = None) -> Iterator[Component]:
-    """What the installed wheels bring inside (inside.py), each with its wheel and the evidence.
+    """Yield the components inside the installed wheels (inside.py), with wheel and evidence.
 
     Args:
         names: the wheels, in their canonical form; None: all.
@@ -196,7 +196,7 @@ def image(root: Path) -> Bom:
 
 
 def invalid(text: str) -> str | None:
-    """What the schema of CycloneDX 1.6 has against a document; None if nothing."""
+    """Return why the schema of CycloneDX 1.6 refuses a document; None if it accepts it."""
     error = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
     return None if error is None else str(error)
 

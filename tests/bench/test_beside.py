@@ -1,4 +1,4 @@
-"""What bench.beside makes of the figures of two checkouts."""
+"""The report of bench.beside on the figures of two checkouts."""
 
 from bench.beside import Figures, in_turn
 

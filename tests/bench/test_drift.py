@@ -1,4 +1,4 @@
-"""What is measured of following the drift, small: shares, placements, moves, many nodes."""
+"""The benchmarks of following the drift, small: shares, placements, moves, many nodes."""
 
 import dataclasses
 from pathlib import Path

@@ -334,7 +334,7 @@ def test_a_proxy_without_a_server_is_told_from_an_error() -> None:
 
 
 class _Told(speed.Speeds):
-    """What a caller would measure, as a test says."""
+    """The speeds that a caller would measure, given by a test."""
 
     def __init__(self, rates: dict[str, float]) -> None:
         self.seen: list[tuple[str, int, int]] = []

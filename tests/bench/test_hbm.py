@@ -1,4 +1,4 @@
-"""What the GPU's benchmark says of what it measured."""
+"""The report of the GPU's benchmark on its measurements."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What bench.house counts, over a tree of a few files."""
+"""The counts of bench.house, over a tree of a few files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What `bench.learns` measures: each kind of planted leak is said, and honest tables are quiet."""
+"""`bench.learns` names each kind of planted leak, and is quiet on honest tables."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What bench.sync.pods reads from the log of a pod."""
+"""The figures that bench.sync.pods reads from the log of a pod."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What bench.sync.ranks makes of the times at which ranks learned."""
+"""The figures that bench.sync.ranks makes of the times at which ranks learned."""
 
 import pytest
 

@@ -27,7 +27,7 @@ from embertide.client import (
     VersionGoneError,
 )
 
-# What tritonserver 2.51 says while it ends, and of a name that it never had.
+# The words of tritonserver 2.51 while it ends, and for a name that it never had.
 ENDING = (
     grpc.StatusCode.NOT_FOUND,
     "Request for unknown model: 'm' has no available versions",
@@ -119,7 +119,7 @@ def test_a_node_that_ends_fails_no_call_and_is_asked_again_when_it_is_back(
 def test_an_endpoint_is_used_once_it_has_the_model(
     open_client: Open, nodes: list[Node], absent: Any
 ) -> None:
-    """Of a model that it does not have, 2.51 says that it is not ready, 2.72 an error (twins)."""
+    """For a model that it does not have, 2.51 says that it is not ready, 2.72 an error (twins)."""
     first = nodes[0]
     client = open_client(*urls(nodes))
     client.rank()

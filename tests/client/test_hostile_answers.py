@@ -237,7 +237,7 @@ def test_bytes_that_are_no_message_are_refused(honest: Liar, rpc: str, data: byt
     assert not ask(honest)
 
 
-# Of a client's process: what the call adds to the most that it ever had in memory.
+# Prints the memory that the call adds to the highest use of the client's process before.
 TAKES = """
 import sys
 from pathlib import Path

@@ -82,7 +82,7 @@ def test_yaml_gives_the_text_back(text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError:
         return
-    # Of a pair of surrogates PyYAML makes two letters; our manifests go through JSON's rules.
+    # PyYAML makes two letters of a pair of surrogates; our manifests go through JSON's rules.
     if all(ord(letter) < 0x10000 for letter in text):
         assert yaml.safe_load(f"a: {quoting.yaml_text(text)}\n") == {"a": text}
 

@@ -1,4 +1,4 @@
-"""What is printed: names stay data, no word is cut, a pipe gets one line a message."""
+"""Printed text: names stay data, no word is cut, a pipe gets one line a message."""
 
 import contextlib
 import io

@@ -203,7 +203,7 @@ def test_plans_nodes_and_operations_read_as_they_were_written() -> None:
 
 
 def older_fleet(*, begun_from: plan_pb2.Plan | None = None) -> Simulation:
-    """What an older build left, under a control plane of this one; its operation has ended.
+    """Return an older build's fleet under a control plane of this one; its operation has ended.
 
     Args:
         begun_from: The plan before, as the store kept it. None: it has none that names nodes.

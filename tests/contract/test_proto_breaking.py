@@ -13,7 +13,7 @@ BUF = Path(sys.executable).parent / "buf"
 
 
 def breaking(tree: Path) -> "subprocess.CompletedProcess[str]":
-    """What `make check` runs, in another tree."""
+    """Run the command of `make check` in another tree."""
     (line,) = re.findall(r"^\t\$\(BIN\)/buf breaking (.*)$", (ROOT / "Makefile").read_text(), re.M)
     return subprocess.run(
         [BUF, "breaking", *line.split()], cwd=tree, capture_output=True, text=True

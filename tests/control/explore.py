@@ -168,7 +168,7 @@ class Plane:
 
     @property
     def core(self) -> Control | None:
-        """What it knows; None: it has to read the store again."""
+        """The knowledge of the control plane; None: it has to read the store again."""
         return self.driver._core
 
     @property
@@ -329,7 +329,7 @@ class Schedule:
             return False
         if any(not each.operation.ended_ms for each in self.rules.records.values()):
             return False
-        # What the store has lost is written again when the one that leads looks there next.
+        # The leader writes what the store has lost again when it looks there next.
         if set(self.store.load().operations) != set(self.rules.records):
             return False
         live = [node for node in self.nodes.values() if node.alive]
@@ -849,7 +849,7 @@ _ALL = sum(weight for weight, _ in _ACTS)
 
 
 class Counts(NamedTuple):
-    """What schedules came to."""
+    """The counts of schedules."""
 
     schedules: int
     steps: int

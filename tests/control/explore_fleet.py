@@ -1,4 +1,4 @@
-"""What the explorer moves buckets between: nodes as backend_cpp/node makes them, and their beats.
+"""The explorer's nodes, as backend_cpp/node makes them, and their beats.
 
 A node reads the newest plan from the store when it comes to it, which may be late. It drops at
 once what its plan does not name, loads the rest in parts, and says in beats which plan it acts by

@@ -1,4 +1,4 @@
-"""What must hold whatever happens: rules for each write, and for what nodes are asked for.
+"""Rules that must always hold: for each write, and for what nodes are asked for.
 
 1. A plan is valid, its epoch is one more than the one before, and it never changes.
 2. Nobody writes whose term is not the highest.
@@ -89,8 +89,8 @@ class Rules:
 
         Args:
             plan: The plan, if one was written.
-            operations: What was written of operations.
-            core: Of the control plane that wrote.
+            operations: The writes of operations.
+            core: The control plane that wrote.
             nodes: All machines.
             now_ms: The time.
             jumps: The plan was made of what nodes hold, or restored, under an epoch of its own.
@@ -162,7 +162,7 @@ class Rules:
                 self._change_of_owners(at, plan, owners, nodes, told, reading, unnoticed)
 
     def _take_back_what_moves(self, records: Mapping[str, Record]) -> None:
-        """Of a plan in the midst of moves, whose beginning is not known: who owned before them."""
+        """Record who owned before moves that are under way, whose beginning is not known."""
         for record in records.values():
             if record.operation.ended_ms or not record.operation.base_epoch:
                 continue
@@ -278,7 +278,7 @@ class Rules:
                 )
         stay = [place for place in new if place.node in told]
         if holding(old - new, nodes) and stay:
-            # Of one that died a moment ago nobody could know.
+            # Nobody could know of a node that died a moment ago.
             died = [unnoticed[place.node] for place in new if place.node in unnoticed]
             _prove(
                 holding(stay, told) or any(at in each.held for each in died),

@@ -31,7 +31,7 @@ class FakeNode(node_pb2_grpc.NodeServiceServicer):
     """One node in threads. A context manager.
 
     Attributes:
-        reads: Of a bucket of the first table; all others have 10.
+        reads: Reads of a bucket of the first table; all others have 10.
         beating: Cleared: it says nothing any more, as if it were dead.
         loading: Cleared: it loads nothing that is new in a plan.
     """

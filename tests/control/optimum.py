@@ -23,7 +23,7 @@ _WINDOW_S = 5
 
 
 class Shape(NamedTuple):
-    """What is drawn.
+    """The distributions to draw from.
 
     Attributes:
         room: Bytes that all devices may hold, in copies of the whole model.
@@ -59,8 +59,8 @@ def make_problem(
     """Return the problem of a seed: owners by chance, demand and sizes lognormal.
 
     Args:
-        seed: Of all that is drawn.
-        shape: What is drawn; None: a small problem.
+        seed: Seed of all that is drawn.
+        shape: The distributions; None: a small problem.
         loads: Gets what the nodes say, by name.
     """
     random = np.random.default_rng(seed)

@@ -236,7 +236,7 @@ class Askers:
         return [(here, asked, answered) for here, asked, answered in did_N3]
 
     def load(self, at: int, did: tuple[int, int, int]) -> node_pb2.NodeServiceGetLoadResponse:
-        """What a node says of it."""
+        """Return a node's report of it."""
         here, asked, answered = did
         load = node_pb2.NodeServiceGetLoadResponse(window_ms=5000)
         load.buckets.add(

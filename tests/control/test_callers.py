@@ -1,4 +1,4 @@
-"""What hostile callers of the control plane get, and that others are served meanwhile."""
+"""Hostile callers of the control plane get bounded service, and others are served meanwhile."""
 
 import contextlib
 import socket
@@ -170,7 +170,7 @@ def test_nothing_compressed_is_taken(bench: Bench, closed: ControlServer, role: 
 def test_at_most_64_kib_of_a_connection_are_taken_before_its_caller_is_known(
     closed: ControlServer,
 ) -> None:
-    """What the listener says it will take: streams at once, and bytes of each before it asks."""
+    """The listener announces its bounds: streams at once, and bytes of each before it asks."""
     host, _, port = closed.address.rpartition(":")
     with socket.create_connection((host, int(port)), 5) as talk:
         talk.sendall(begun())

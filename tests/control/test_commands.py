@@ -182,7 +182,7 @@ def test_refusals_name_the_value(operator: Operator, tmp_path: Path) -> None:
         (("plan", "show", "--epoch", "9999"), "9999"),
     ):
         done = operator.run(*arguments)
-        # What the control plane refuses may be right later; what is not what it should be may not.
+        # The control plane's refusals may be right later; an input of a wrong form never is.
         refused = re.match(r"error: [A-Z_]+: ", done.stderr) is not None
         assert done.exit_code == (1 if refused else 2), arguments
         assert message in done.stderr, done.stderr

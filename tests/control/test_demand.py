@@ -1,4 +1,4 @@
-"""What nodes read, in counts that halve; and what that makes of a plan."""
+"""Nodes' reads, in counts that halve; and the demand of a plan from them."""
 
 import numpy as np
 import pytest

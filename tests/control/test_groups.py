@@ -119,7 +119,7 @@ def test_a_target_that_dies_while_its_group_is_added_is_taken_back() -> None:
     run(fleet, "add")
     assert fleet.operation("add").state == control_pb2.OPERATION_STATE_FAILED
     assert list(fleet.plan().topology.partial_groups) == [1]
-    # What is missing goes to the node that lives.
+    # The missing part goes to the node that lives.
     start(fleet, "again", add_group=1)
     run(fleet, "again")
     assert owned_by_group(fleet) == {0: 10, 1: 10}
@@ -195,7 +195,7 @@ def test_planners_leave_a_partial_group_alone() -> None:
     moved = Greedy().propose(problem).owners
     assert moved
     assert all(places[0].node in (0, 1) for places in moved.values())
-    # What stands on a node of it needs no other place.
+    # A bucket on a node of the group needs no other place.
     drained = Greedy(drained=2).propose(problem).owners
     assert drained == {Bucket(0, 5): (Place(1, 0), Place(3, 0))}
 

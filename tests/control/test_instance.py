@@ -1,4 +1,4 @@
-"""What a plan makes of the demand, in arrays: checked against the same sums written out."""
+"""A plan's sums over the demand, in arrays: checked against the same sums written out."""
 
 import dataclasses
 

@@ -92,7 +92,7 @@ class Killing(RedisState):
 
 
 def _name(writes: Writes) -> str:
-    """What a write is, the same when it is repeated. Empty: no part of an operation."""
+    """Return a write's name, the same when it is repeated. Empty: no part of an operation."""
     names = []
     for id, record in writes.operations.items():
         if record is not None:

@@ -76,7 +76,7 @@ def test_plans_hold_what_is_asked_of_them(seed: int, devices: int) -> None:
     owned_DB = owned_after(instance, proposal.owners)
     assert proposal.owners
     assert fits(instance, owned_DB, ALL)
-    # What a shunned node has stays as it is, and it gets nothing.
+    # A shunned node keeps its buckets, and gets none.
     of_node = np.flatnonzero(instance.node_D == 3)
     stays_B = instance.owned_DB[of_node].any(axis=0)
     assert stays_B.any()

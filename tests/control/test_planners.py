@@ -49,7 +49,7 @@ def value(problem: Problem, owned_DB: Bools) -> float:
 
 
 def without_requests(problem: Problem) -> Problem:
-    """What requests and calls cost is not linear."""
+    """Return the problem without requests and calls, whose cost is not linear."""
     asking = problem.workload.asking
     assert asking is not None
     asking = dataclasses.replace(asking, requests_N=np.zeros(len(asking.wanted_NB)))

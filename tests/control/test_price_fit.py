@@ -208,8 +208,8 @@ def test_latency_rises_with_busy_time() -> None:
     assert fit.latency_errors.quantile(0.5) < 0.1
 
 
-# What a node says that it did is what the model says of today's owners: else a plan's predicted
-# cost could not be compared with what is measured.
+# A node's report of its work is what the model says of today's owners: else a plan's predicted cost
+# could not be compared with what is measured.
 @pytest.mark.parametrize("seed", range(4))
 def test_work_is_counted_as_plans_are_scored(seed: int) -> None:
     loads: dict[str, node_pb2.NodeServiceGetLoadResponse] = {}

@@ -29,7 +29,7 @@ LIMIT_S = 1.0
 
 @dataclasses.dataclass
 class World:
-    """What requests are made from."""
+    """The state that requests are made from."""
 
     client: Client
     url: str

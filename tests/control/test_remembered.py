@@ -1,4 +1,4 @@
-"""What the control plane remembers is bounded in number and in bytes."""
+"""The memory of the control plane is bounded in number and in bytes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What nodes' loads say of tables' rows."""
+"""The demand of tables' rows, from nodes' loads."""
 
 import pytest
 

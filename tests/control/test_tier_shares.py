@@ -74,7 +74,7 @@ def test_shares_become_part_of_the_plan_and_an_undo_takes_them_back() -> None:
     assert "2 shares of tiers" in answer.explanation
     assert state(fleet, "r1") == "SUCCEEDED"
     assert planned(fleet) == {USER: 2 * MIB, ITEM: MIB}
-    # What is said already is no change; 0 takes one away.
+    # A repeated share is no change; 0 takes one away.
     epoch = fleet.core.epoch
     assert not ask(fleet, "r2", {USER: 2 * MIB}).tier_shares
     assert fleet.core.epoch == epoch

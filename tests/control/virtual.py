@@ -46,7 +46,7 @@ def make_tables(bits: Sequence[int]) -> list[plan_pb2.PlannedTable]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """What nodes do: keys looked up here, for peers, asked and copied; requests; keys by peer."""
+    """Work of nodes: keys looked up here, for peers, asked and copied; requests; keys by peer."""
 
     here_NB: Floats
     peers_NB: Floats
@@ -81,12 +81,12 @@ class VirtualFleet:
     Attributes:
         nodes: The nodes; those added later join at the next step.
         tables: The tables.
-        demand: What the nodes' own requests want.
+        demand: The demand of the nodes' own requests.
         bytes_B: Bytes of a copy of each bucket.
         copied: Share of the keys of others' buckets that copies of hot rows answer.
         drift: How the control plane decides.
-        seed: Of the counts.
-        prices: What work really costs a node; the cost model has to find it out.
+        seed: Seed of the counts.
+        prices: The true costs of a node's work; the cost model has to find them out.
         noise: Relative standard deviation of a window's CPU time.
         keys_a_request: Keys that a request of a client has.
     """

@@ -20,7 +20,7 @@ def test_each_task_has_its_steps() -> None:
         for step in files:
             compile(step.text, step.file, "exec")
         shell = [step.text for step in task.steps if not step.file]
-        # What is run has been saved, and what is asked is served.
+        # Every file that is run has been saved, and every model that is asked is served.
         run = set(re.findall(r"python (\w+\.py)", "".join(shell)))
         assert run <= {step.file for step in files}
         assert any(text.startswith(("embertide serve", "embertide control")) for text in shell)

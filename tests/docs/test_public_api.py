@@ -30,7 +30,7 @@ OF_THE_SOURCE = ("CHANGELOG.md", "docs/ARCHITECTURE.md", "docs/design/", "docs/r
 
 
 def private(source: str) -> list[str]:
-    """What a program imports of ours that is not public."""
+    """Return the private modules of ours that a program imports."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class _Loader(yaml.SafeLoader):
-    """Of mkdocs.yml, whose tags are for MkDocs."""
+    """A loader for mkdocs.yml, whose tags are for MkDocs."""
 
 
 _Loader.add_multi_constructor("", lambda loader, suffix, node: None)

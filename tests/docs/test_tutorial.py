@@ -35,7 +35,7 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
                 desk.save(name, text)
             elif kind == "bash":
                 said.append(desk.do(text))
-    # What the page shows of each command is what it says, but for figures of a net's last bits.
+    # The page shows each command's true output, but for figures of a net's last bits.
     everything = re.sub(r"\s+", " ", " ".join(said).replace("│", " "))
     shown = [line for _, kind, text in BLOCKS if kind == "text" for line in text.splitlines()]
     assert len(shown) == 17

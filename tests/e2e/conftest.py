@@ -91,7 +91,7 @@ class Reference:
         )
 
     def flat(self, samples: Sequence[Sequence[Sequence[int]]]) -> NDArray[np.float32]:
-        """What is right if the third feature is a sequence: a row for each of its keys."""
+        """Return the answer if the third feature is a sequence: a row for each of its keys."""
         parts = []
         for bags in samples:
             for f, (feature, bag) in enumerate(zip(FEATURES, bags, strict=True)):
@@ -104,7 +104,7 @@ class Reference:
 
 
 def _decoded(spec: TableSpec, live: int, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What a reader should see of `values` once they went through the row's encoding."""
+    """Return the values that a reader should see once they went through the row's encoding."""
     chunk = spec.dim // spec.chunks
     seen = values.copy()
     for c in range(spec.chunks):

@@ -189,7 +189,7 @@ def test_tls_holds_both_ways(
     )
     model = triton.ModelOptions(snapshot=snapshot[0], schema=schema_of(snapshot[0]))
     triton.write_model(options.repository, MODEL, model)
-    # What starts the server asks ours at a socket of its own, and Triton's in plain text.
+    # The starter of the server asks ours at a socket of its own, and Triton's in plain text.
     with triton.TritonServer(options, wait=front == "own") as running:
         wait_until(lambda: has_metrics(running), 60)
         ours = Tls(ca=files["ca.crt"], certificate=files["tls.crt"], key=files["tls.key"])

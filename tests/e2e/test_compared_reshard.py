@@ -87,7 +87,7 @@ class Events(EventSource):
 
 @dataclasses.dataclass
 class Fleet:
-    """What DemoReshard asks of a fleet."""
+    """The part of a fleet that DemoReshard asks for."""
 
     pair: Pair
     publication: Path

@@ -75,12 +75,12 @@ def asked(driver: Any) -> set[str]:
 
 
 def complaints(driver: Any) -> list[str]:
-    """What the browser has complained about: refused scripts and styles, errors."""
+    """Return the browser's complaints: refused scripts and styles, errors."""
     return [line["message"] for line in driver.get_log("browser") if line["level"] == "SEVERE"]
 
 
 def violations(driver: Any) -> list[str]:
-    """What axe-core finds wrong with a page."""
+    """Return the faults that axe-core finds in a page."""
     # Not through the page, whose policy allows no such script.
     driver.execute_cdp_cmd(
         "Runtime.evaluate", {"expression": AXE.read_text(), "returnByValue": False}

@@ -277,7 +277,7 @@ def test_programs_opened_at_once_keep_their_own_descriptions(plugin: Any, tmp_pa
         named, opened = str(path).encode(), ctypes.byref(program)
         failed = plugin.open(named, opened, ctypes.byref(shape), error, 400)
         if not failed:
-            # Of no parameters: the refusal says how many there should be.
+            # Without parameters, the refusal says how many there should be.
             plugin.load(program, None, 0, ctypes.byref(weights), error, 400)
             plugin.close(program)
         said.append((path, error.value.decode()))

@@ -53,7 +53,8 @@ ALL: dict[str, Callable[[Any], Any]] = {
     "configuration": lambda raw: raw.get_model_config("lookup"),
     "statistics": lambda raw: raw.get_inference_statistics("lookup"),
 }
-# What these say once they are let in; where there are several, by version or build of the server.
+# The answers of these doors once they are open; where there are several, by version or build of the
+# server.
 SAID = {
     # Until 2.67, and after: closed to everybody unless --allow-client-shm=true.
     "map shared memory": "nable to open shared memory|Client shared memory is disabled",

@@ -274,7 +274,7 @@ def test_a_newer_publisher_takes_over_and_the_old_one_is_fenced_off(site: Site) 
     site.wait_for(successor.newest)
     with pytest.raises(SupersededError, match="taken over"):
         site.publisher.publish(successor.newest + 5)
-    # What an old publisher still manages to send is dropped and counted.
+    # The late messages of an old publisher are dropped and counted.
     late = update_pb2.GlobalCommit(schema_id=1, committed_ms=1)
     late.version.lineage = site.publisher.publisher.lineage
     late.version.number = successor.newest + 7

@@ -20,7 +20,7 @@ NO_KEY = -(2**63)
 
 @pytest.fixture(params=["grpc", "http"])
 def client(request: pytest.FixtureRequest, new_snapshot: Callable[[], Path]) -> Iterator[Client]:
-    """Of the model `changed`, which had features user_id and gone, and now crosses two of four."""
+    """A client of the model `changed`: it had user_id and gone, and now crosses two of four."""
     server = request.getfixturevalue(FRONTS[request.param])
     snapshot = new_snapshot()
     features = json.loads((snapshot / "manifest.json").read_text())["features"]

@@ -1,4 +1,4 @@
-"""What one caller may take of our front end, and that each refusal is counted under its reason."""
+"""The bounds on one caller of our front end, and that each refusal is counted under its reason."""
 
 import contextlib
 import queue

@@ -103,7 +103,7 @@ class Site:
             assert asker.error is None, f"{name}: {asker.error}"
 
     def is_ready(self, name: str) -> bool:
-        """What a load balancer goes by."""
+        """Return the state that a load balancer goes by."""
         stub = health_pb2_grpc.HealthStub(self.nodes[name].channel)
         with contextlib.suppress(grpc.RpcError):
             status = stub.Check(health_pb2.HealthCheckRequest(), timeout=2.0).status

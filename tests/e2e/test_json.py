@@ -145,7 +145,7 @@ def test_what_is_refused_says_why_and_is_counted(server: triton.TritonServer) ->
     for data, why in bad.items():
         assert infer(server, data) == (400, {"error": why})
     assert refusals(server) == before + len(refused) + len(bad)
-    # What the model refuses, or has not, is told as over gRPC.
+    # Refusals of the model, and models that are not there, are told as over gRPC.
     huge = {"name": "KEYS", "datatype": "INT64", "shape": [1, 2**63 - 1], "data": [1]}
     code, answer = infer(server, {"inputs": [huge]})
     assert code == 400

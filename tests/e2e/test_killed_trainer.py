@@ -31,7 +31,7 @@ from embertide.trainer.publish.snapshot import read_manifest
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 HOURS = 8
 SEED = 20
-# Of the model's tables and of KEYS' columns: the article shown.
+# The index of the article shown, among the model's tables and KEYS' columns.
 CAND = 2
 FOREIGN_KEY = 123_456_789_012
 
@@ -208,7 +208,7 @@ def test_a_trainer_killed_twice_ends_as_one_never_killed_and_so_does_the_node(
     followed, loaded = answers(client, "rank", "look"), answers(client, "rank_final", "look_final")
     for one, other in zip(followed, loaded, strict=True):
         assert one.tobytes() == other.tobytes()
-    # What only the killed lineage had is gone; what the stream has is there.
+    # Rows that only the killed lineage had are gone; those of the stream are there.
     scores, embeddings, sources = followed
     assert not (embeddings[0] == 9).any()
     sources = sources.reshape(len(embeddings), -1)

@@ -92,7 +92,8 @@ source = joined(
     open_events("{clicks}", schema=feedback_schema(id="impression", ts="ts")),
 )
 """
-# Of kills: while the process starts and reads its checkpoint, while one is being written, any time.
+# Moments of kills: while the process starts and reads its checkpoint, while one is being written,
+# any time.
 MOMENTS, SHARES = ("start", "write", "any"), (0.15, 0.45, 0.4)
 
 
@@ -144,7 +145,7 @@ class Run:
         return self.child.code == -signal.SIGKILL
 
     def left_half(self) -> set[str]:
-        """What the killed trainer has not brought to an end."""
+        """Return what the killed trainer has not brought to an end."""
         publication, path = self.publication, self.publication.path
         complete = [v for v in publication.snapshots() if is_complete(publication, v)]
         # A folder that has not got the file which makes it exist.
@@ -195,7 +196,7 @@ def test_labels_that_come_late_are_learned_exactly_once_whenever_it_is_killed(
     said = _check(("--config", str(tmp_path / "run.py")), ["memory"], False, tmp_path, kills)
     labels = said["labels"]
     assert isinstance(labels, dict)
-    # Of every impression one of the three, of every click one.
+    # Every impression counts as one of the three, every click as one.
     learned = labels["positives"] + labels["negatives"]
     assert learned + labels["waiting"] == labels["impressions"] == events.total
     in_time = labels["positives"] + labels["waiting_positives"]

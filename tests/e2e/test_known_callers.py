@@ -38,7 +38,7 @@ COLUMNS = {"item_id": [0], "user_id": [1], "history": [[14, 21]], "tags": [[100]
 _EXPIRED = datetime.timedelta(hours=-1)
 OWNERS = (*ROLES, "reader/ada", "reader@ads", "operator@ads")
 TOKENS = {owner: f"some-token-of-{owner.replace('/', '-').replace('@', '-')}-0" for owner in OWNERS}
-# What each RPC is asked with. Models that are none: what is let in changes nothing.
+# The question for each RPC. Models that are none: what is let in changes nothing.
 QUESTIONS: dict[str, Any] = {
     "ServerLive": service_pb2.ServerLiveRequest(),
     "ServerReady": service_pb2.ServerReadyRequest(),
@@ -52,7 +52,7 @@ QUESTIONS: dict[str, Any] = {
     "RepositoryModelLoad": service_pb2.RepositoryModelLoadRequest(model_name="absent"),
     "RepositoryModelUnload": service_pb2.RepositoryModelUnloadRequest(model_name="absent"),
 }
-# Of no model, so that who is of one model alone may call them.
+# RPCs of no model, so that who is of one model alone may call them.
 OF_NO_MODEL = ("ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex")
 
 
@@ -70,7 +70,7 @@ def test_the_page_has_every_call() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """What runs, and who signed for it.
+    """The running nodes, and who signed for them.
 
     Attributes:
         closed: Known callers alone, by certificate or token.

@@ -117,7 +117,7 @@ def test_each_head_is_served_as_it_was_learned(served: Served, name: str, protoc
             scores = both.as_numpy(output)
             assert scores.shape == ((1, 60) if "LENGTHS" in arrays else (60, 1))
             np.testing.assert_allclose(scores.ravel(), wanted_BH[:, h], atol=1e-6)
-            # What is not asked for is not sent.
+            # Outputs that are not asked for are not sent.
             alone = client.send(arrays, model=name, outputs=[output])
             np.testing.assert_array_equal(alone.as_numpy(output), scores)
             (other,) = set(outputs) - {output}

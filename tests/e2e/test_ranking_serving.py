@@ -58,7 +58,7 @@ class Trained:
     def scores(
         self, samples: list[list[list[int]]], dense_BD: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """What the trainer's own net gives for bags of keys."""
+        """Return the scores of the trainer's own net for bags of keys."""
         parts = []
         for f, feature in enumerate(CONFIG.features):
             bags = [sample[f] for sample in samples]

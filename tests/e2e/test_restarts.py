@@ -166,7 +166,7 @@ def test_http_is_closed_unless_it_is_asked_for(
     ) as node:
         ports = {node.grpc.rpartition(":")[2], node.metrics.rpartition(":")[2].partition("/")[0]}
         assert listening(server_at(node.grpc)) == set(map(int, ports))
-        # What the startup probe of Kubernetes asks in its place.
+        # The startup probe of Kubernetes asks this in its place.
         with grpc.insecure_channel(node.grpc) as channel:
             said = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert said.status == health_pb2.HealthCheckResponse.SERVING

@@ -46,7 +46,7 @@ def test_no_call_fails_while_nodes_are_restarted_in_kubernetes_order(
 def test_a_node_that_stands_still_is_left_and_taken_again(nodes: list[Node], kind: Kind) -> None:
     traffic, inside = rolling.stand_still(nodes, kind, for_s=1.5)
     assert not traffic.failures()
-    # Of a call of 2 s and two endpoints: the other one is asked after two thirds of a second.
+    # With a call of 2 s and two endpoints, the other one is asked after two thirds of a second.
     assert max(each.took_s for each in inside) < rolling.TIMEOUT_S
     assert sum(each.took_s > 0.6 for each in inside) <= 2 * rolling.AT_ONCE
     assert {each.node for each in inside} == {"node-0", "node-1"}

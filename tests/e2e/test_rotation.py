@@ -123,7 +123,7 @@ def rotate_tokens(fleet: ClosedFleet) -> None:
 
 
 def rotate_certificates(fleet: ClosedFleet) -> None:
-    """Of another authority: both are trusted, then all are of the new one, then it alone is."""
+    """Change the authority: both are trusted, then all are of the new one, then it alone is."""
     old, new = fleet.authority, Authority("the next one")
     for role in ROLES:
         old.trust(fleet.tls(role), new)
@@ -177,7 +177,7 @@ def test_every_credential_is_replaced_and_no_request_fails(tmp_path: Path) -> No
                 stack.callback(each.stop)
             for rotate in (rotate_tokens, rotate_certificates, rotate_passwords):
                 rotate(fleet)
-                # What is used from now on works: versions still come, by the bus as by files.
+                # The new certificates work: versions still come, by the bus as by files.
                 version = fleet.model.newest + 2
                 wait_until(functools.partial(have_reached, askers, version))
             assert [each.error for each in askers] == [None] * len(askers)

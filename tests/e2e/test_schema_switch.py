@@ -71,7 +71,7 @@ def test_a_schema_is_switched_under_traffic(tmp_path: Path, backends: Path) -> N
                 client.send({"KEYS": keys_BF}, model="rank", outputs=["SCORE_buy"])
             assert list(asked.rank("rank", columns).heads) == ["score"]
 
-            # Of a snapshot that is harmed, none of it: neither a step back, nor an end.
+            # A harmed snapshot has no effect: neither a step back, nor an end.
             other = publisher.snapshot(10, OTHER)
             file = next((other / "tables" / "b").iterdir())
             flip_byte(file, 100)

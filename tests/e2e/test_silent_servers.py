@@ -48,13 +48,13 @@ def pid_of(node: embertide.Served) -> int:
 
 
 def counted(node: embertide.Served, name: str) -> float:
-    """What a metric of the server says."""
+    """Return a metric of the server."""
     with urllib.request.urlopen(node.metrics, timeout=5) as page:
         return metric(page.read().decode(), name)
 
 
 def asked(node: embertide.Served) -> float:
-    """How many inferences the server has answered."""
+    """Return the number of inferences that the server has answered."""
     return counted(node, "nv_inference_request_success")
 
 

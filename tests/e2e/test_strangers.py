@@ -22,7 +22,7 @@ def check_nothing(found: Found, *, sockets: int) -> None:
 
 
 def test_a_stranger_finds_what_is_open() -> None:
-    """What he is blind for would prove nothing."""
+    """A search that is blind to open things would prove nothing."""
     with Site() as site:
         (site.folder / "open").mkdir()
         (site.folder / "open").chmod(0o777)

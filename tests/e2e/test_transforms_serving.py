@@ -53,7 +53,7 @@ CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 SHOP = Shop(600, edges=(0.3, 1.0, 2.5, 8.0))
 COLUMNS = RUN.model.dense_columns
 NAMES = [column.name for column in RUN.model.dense]
-# What requests of `changed`, which is `shop` otherwise, carried once; the newest first.
+# The former request layouts of `changed`, which is `shop` otherwise; the newest first.
 FORMER = [
     {"keys": ["it", "gone", "user"], "dense": ["stars", "old"]},
     {"keys": ["it"], "dense": ["stars", "price"]},
@@ -158,7 +158,7 @@ def client(protocol: str, served: Served) -> Iterator[Client]:
 
 
 def echoed(client: Client, dense_BD: NDArray[np.float32], *, jagged: bool) -> NDArray[np.float32]:
-    """What the served net got for DENSE, column by column."""
+    """Return the DENSE that the served net got, column by column."""
     columns = []
     for t in range(COLUMNS):
         keys_B1 = np.full((len(dense_BD), 1), t, np.int64)

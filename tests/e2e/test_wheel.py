@@ -12,7 +12,7 @@ import extras
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# What a minimal Debian has of what the demo calls.
+# The commands in a minimal Debian that the demo calls.
 TOOLS = ("setpriv", "ldd", "sh", "dirname", "uname")
 
 

@@ -57,7 +57,7 @@ def show(site: Site) -> None:
 
 def main(
     kubeconfig: Annotated[
-        str, typer.Option(envvar="EMBERTIDE_KUBECONFIG", help="Of an administrator.")
+        str, typer.Option(envvar="EMBERTIDE_KUBECONFIG", help="An administrator's kubeconfig.")
     ],
     namespace: Annotated[
         str, typer.Option(help="Made, and deleted at the end.")

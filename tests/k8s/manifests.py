@@ -105,7 +105,7 @@ def _built_with(names: tuple[str, ...]) -> str:
 
 
 def changed_overlay(name: str, change: Callable[[Resource], None]) -> str:
-    """What one's own overlay builds once its kustomization is changed, in a copy."""
+    """Return the resources of one's own overlay once its kustomization is changed, in a copy."""
     other = own_overlay().parent / name
     shutil.copytree(own_overlay(), other, dirs_exist_ok=True)
     file = other / "kustomization.yaml"
@@ -230,7 +230,7 @@ def option(words: list[str], flag: str) -> str | None:
 
 
 def certificates(resources: list[Resource]) -> dict[str, Resource]:
-    """What cert-manager is asked for, by the secret that it makes."""
+    """Return the certificates that cert-manager is asked for, by the secret that it makes."""
     found = of_kind(resources, "Certificate").values()
     return {each["spec"]["secretName"]: each["spec"] for each in found}
 

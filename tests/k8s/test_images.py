@@ -82,7 +82,7 @@ def test_everything_that_a_build_reads_is_in_its_context() -> None:
 
 
 def test_an_image_has_the_packages_that_its_libraries_load() -> None:
-    """Of this machine's release; their names differ in others, as in NVIDIA's container."""
+    """Package names are those of this machine's release; NVIDIA's container has others."""
     done = packages_of(find_backends() / "embertide" / "libtriton_embertide.so", Path("/bin/true"))
     assert done.returncode == 0, done.stderr
     found = set(done.stdout.split())

@@ -1,4 +1,4 @@
-"""What `kubectl apply` would take, and what it would take although it cannot work."""
+"""Manifests that `kubectl apply` would take, and those it would take although they cannot work."""
 
 import kubernetes_validate
 import pytest

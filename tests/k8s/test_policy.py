@@ -1,4 +1,4 @@
-"""What operators may make on a cluster: the expressions of policy.yaml, evaluated here."""
+"""The resources that operators may make: the expressions of policy.yaml, evaluated here."""
 
 import copy
 from collections.abc import Callable
@@ -22,7 +22,7 @@ POLICIES = {
     for each in RESOURCES
     if each["kind"] == "ValidatingAdmissionPolicy"
 }
-# What who deploys has named, among others.
+# The images that a deployer has named, among others.
 IMAGES = {"a": f"registry.example/x@sha256:{'a' * 64}", "trainer": "embertide/trainer:0.2.0"}
 OTHER_IMAGE = f"evil.example/embertide/trainer@sha256:{'b' * 64}"
 _CEL = celpy.Environment()
@@ -56,7 +56,7 @@ def complaints(
     old: Json | None = None,
     groups: tuple[str, ...] = (GROUP,),
 ) -> list[str]:
-    """What all policies say of a request."""
+    """Return the complaints of all policies about a request."""
     group, _, kind = resource.rpartition("/")
     request = {
         "operation": operation,

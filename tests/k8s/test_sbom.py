@@ -107,7 +107,7 @@ def test_the_wheels_bill_has_what_is_locked(
     assert found["grpcio"]["version"] == grpcio
     assert found["grpcio"]["purl"] == f"pkg:pypi/grpcio@{grpcio}"
     assert "torch" in found
-    # What wheels bring inside, which no metadata names.
+    # Parts inside wheels, which no metadata names.
     brought = {
         (each["name"], each["version"], held["value"].split()[0])
         for each in document["components"]

@@ -1,4 +1,4 @@
-"""What chaos is made of, piece by piece: faults by seed, harmed links, the log replayed."""
+"""The parts of chaos, piece by piece: faults by seed, harmed links, the log replayed."""
 
 import socket
 import threading

@@ -17,7 +17,7 @@ from embertide.server.cli.metrics_page import MetricsPage
 COMMAND = (sys.executable, "-m", "embertide.server.cli")
 
 
-# What the trainer's process takes over: it can only be asked as a process.
+# Commands that the trainer's process takes over: it can only be asked as a process.
 OF_THE_TRAINER = {
     *("init", "train", "send-events", "guard", "rollback", "import", "export-dense"),
     *("prune-search", "transform-search", "cache-sim", "capacity"),
@@ -233,7 +233,8 @@ def test_explain_reads_a_row_of_a_snapshot(tmp_path: Path) -> None:
 )
 def test_refusals_name_the_value(arguments: tuple[str, ...], message: str) -> None:
     done = embertide(*arguments)
-    # What no repetition mends is told apart (docs/cli.md): a training job ends for good by it.
+    # A failure that no repetition mends is told apart (docs/cli.md): a training job ends for good
+    # by it.
     assert done.returncode == (1 if "127.0.0.1:1" in "".join(map(str, arguments)) else 2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr

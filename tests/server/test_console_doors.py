@@ -1,4 +1,4 @@
-"""What the console lets in: hosts, forms, sessions, tokens; and what every answer forbids."""
+"""The console's guards: hosts, forms, sessions, tokens; and what every answer forbids."""
 
 import ssl
 from pathlib import Path

@@ -61,7 +61,7 @@ def test_options_and_the_environment_go_before_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("EMBERTIDE_CONTROL", "127.0.0.1:6")
     for command in ("hot", "status"):
         assert "127.0.0.1:6" in run(command, status=1)
-    # What is said on the command line is meant.
+    # The command line takes precedence.
     assert "no node answers at http://127.0.0.1:5/" in run(
         "status", "--url", "http://127.0.0.1:5/", status=1
     )
@@ -188,7 +188,7 @@ def test_a_token_goes_to_the_control_plane_of_its_context_alone(
     monkeypatch.setenv("EMBERTIDE_CONTROL", heard.address)
     run(*command, status=1)
     assert heard.tokens == []
-    # What is said for this call, or in the environment for all, is meant.
+    # The value for this call, or in the environment for all, takes precedence.
     run(*command, "--token-file", str(token), status=1)
     monkeypatch.setenv("EMBERTIDE_TOKEN_FILE", str(token))
     run(*command, status=1)

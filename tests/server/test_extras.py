@@ -31,7 +31,7 @@ sys.meta_path.insert(0, LeftOut())
 
 
 def modules(extra: str) -> set[str]:
-    """What an extra brings, as it is imported."""
+    """Return the modules that an extra brings, as they are imported."""
     found = set()
     for line in EXTRAS[extra]:
         name = line.partition("[")[0].partition(">")[0].partition("=")[0]

@@ -1,4 +1,4 @@
-"""What `status --control` prints is whole in a terminal of 80 columns."""
+"""The output of `status --control` is whole in a terminal of 80 columns."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is known of versions of tritonserver, and what `doctor` says of one that has holes."""
+"""Known holes of versions of tritonserver, and what `doctor` says of one that has them."""
 
 import json
 from pathlib import Path

@@ -13,7 +13,8 @@ from embertide.server.adapters.process import UsageError
 from embertide.server.adapters.triton import model_config
 from embertide.server.cli.node_flags import FLAGS, options_of, with_node_flags
 
-# Of a node alone that is given nothing: what `serve` writes though it is a node's default too.
+# The options of a node alone that is given nothing: `serve` writes them though they are a node's
+# defaults too.
 ALONE = {
     "kind": "ranking",
     "threads": 1,

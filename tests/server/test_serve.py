@@ -1,4 +1,4 @@
-"""What `embertide serve` does before Triton starts, and what it looks for while it runs."""
+"""The work of `embertide serve` before Triton starts, and its checks while it runs."""
 
 import errno
 import functools

@@ -1,4 +1,4 @@
-"""What ranks that are not at the same step do in tests of them."""
+"""The work of ranks that are not at the same step, in tests of them."""
 
 import dataclasses
 import json

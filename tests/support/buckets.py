@@ -58,7 +58,7 @@ class S3:
         self._ask("POST", "harm", json.dumps(said).encode())
 
     def left(self) -> int:
-        """How many requests are still to be harmed."""
+        """The number of requests that are still to be harmed."""
         return int(self._ask("POST", "harm"))
 
 

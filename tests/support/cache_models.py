@@ -273,7 +273,7 @@ class ReuseDensity:
         self._capacity = capacity
         self._resident: set[int] = set()
         self._ghosts: set[int] = set()
-        # Of both: last access, and counts that halve every 64 and every 8 accesses a slot.
+        # For both: last access, and counts that halve every 64 and every 8 accesses a slot.
         self._rows: dict[int, tuple[int, float, float]] = {}
         self._now = 0
         self._until, self._period = 8192, max(8192, 8 * capacity)

@@ -140,7 +140,7 @@ class CheckerPublisher:
 
 @dataclasses.dataclass
 class Findings:
-    """What the traffic saw."""
+    """The observations of the traffic."""
 
     answers: int = 0
     mixed: int = 0

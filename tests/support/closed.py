@@ -26,7 +26,7 @@ RULES = {
     "keeper": "+acl +config +@connection",
 }
 TOKENS = {role: f"{role}s-token-of-tests" for role in ("reader", "operator", "node", "trainer")}
-# Of another model.
+# Tokens of another model.
 ADS_TOKENS = {role: f"{role}s-token-of-ads" for role in ("reader", "operator", "node")}
 
 
@@ -38,7 +38,7 @@ class ClosedFleet:
         control: HOST:PORT of the control plane.
         nodes: Addresses of the nodes, by name.
         probes: Where health is answered in plain text, by process.
-        model: What they serve.
+        model: The model that they serve.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -70,7 +70,7 @@ class Doubt:
 
 @dataclasses.dataclass
 class Seen:
-    """What a client saw, in one case or in all."""
+    """The observations of a client, in one case or in all."""
 
     answers: int = 0
     while_away: int = 0  # of the answers, while a process was away
@@ -225,7 +225,7 @@ class Asker(Repeated):
         self._last = Last(node, answer.version.number, answer.plan_epoch)
 
     def take(self) -> Seen:
-        """What was seen since the last call."""
+        """Return the observations since the last call."""
         taken, self.seen = self.seen, Seen()
         return taken
 
@@ -369,7 +369,7 @@ class ControlledSite:
         self._was_away += [(n, since_s, now_s) for n, since_s in self._away.items()]
         self._away.clear()
 
-    # What is so.
+    # The true state.
 
     def plan(self) -> plan_pb2.Plan:
         plan = self.state.load().plan

@@ -90,8 +90,8 @@ class Drawn:
 
     Attributes:
         files: Relative paths and bytes.
-        options: Of `embertide init`.
-        said: What it is, for a report.
+        options: Options of `embertide init`.
+        said: A description of it, for a report.
     """
 
     files: tuple[tuple[str, bytes], ...]

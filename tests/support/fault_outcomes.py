@@ -1,4 +1,4 @@
-"""What became of a process one of whose background tasks had a fault."""
+"""The fate of a process one of whose background tasks had a fault."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ SAYS_S, HEALS_S, STARTS_S = 10.0, 10.0, 60.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """Of one task and one fault.
+    """The outcome of one task and one fault.
 
     Attributes:
         lives: Whether the process does.

@@ -57,7 +57,7 @@ class _Process(abc.ABC):
     """A process of ours that may be started again.
 
     Attributes:
-        whose: What it is.
+        whose: The process's name, for reports.
         tasks: That it has.
         later: Further ones, which begin in a round of those.
         in_turn: Those whose rounds come again and again.

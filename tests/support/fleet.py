@@ -163,7 +163,7 @@ class Model:
     def answer(
         self, version: int, bags: Sequence[Sequence[int]], lost: Lost = NONE
     ) -> NDArray[np.float32]:
-        """What is right, each bag summed in float64 and rounded once; `lost` rows read as zeros."""
+        """Return the right answer: bags summed in float64, rounded once; `lost` rows are zeros."""
         rows, zero = self.versions[version], np.zeros(DIM, np.float32)
         if lost:
             rows = {at: row for at, row in rows.items() if at not in lost}

@@ -41,7 +41,7 @@ class Reference:
     """The versions of an uninterrupted run that has kept all of them.
 
     Attributes:
-        keys_SF: What nodes are asked for; F is the manifest's columns.
+        keys_SF: Keys that nodes are asked for; F is the manifest's columns.
         embeddings: By version number, the bytes of the right answer.
         commits: By version number, the watermark and the name of the dense tensors.
     """
@@ -120,10 +120,10 @@ def _commit(publication: Publication, version: VersionId) -> tuple[int, str]:
 
 @dataclasses.dataclass(slots=True)
 class Findings:
-    """What followers saw.
+    """The observations of followers.
 
     Attributes:
-        answers: How many were looked at.
+        answers: The number of answers that were looked at.
         versions: Numbers that answers named.
         mixed: Answers that were not those of the version that they named.
         mixed_at: The numbers that these named.
@@ -248,9 +248,9 @@ def following(
     """Have nodes follow a publication; the findings are complete when the context ends.
 
     Args:
-        folder: Of the nodes.
-        publication: Of the run.
-        reference: Of an uninterrupted run.
+        folder: Folder of the nodes.
+        publication: The publication of the run.
+        reference: The versions of an uninterrupted run.
         bus: URL of Redis.
         repeats: Whether the run's versions are those of the uninterrupted one.
 

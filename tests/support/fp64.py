@@ -125,7 +125,7 @@ class Reference:
         score_B = 1 / (1 + np.exp(-logit[:, 0]))
 
         grads: dict[str, Doubles] = {}
-        # Of the mean of -y log p - (1 - y) log (1 - p).
+        # The gradient of the mean of -y log p - (1 - y) log (1 - p).
         g = self._mlp_back("top", top_tape, ((score_B - y_B) / len(y_B))[:, None], grads)
         g_BVd = np.zeros_like(x_BVd)
         g_BVd[:, :vectors] = g[:, : seen.shape[1]].reshape(len(keys_BF), vectors, DIM)

@@ -65,7 +65,7 @@ def fill(folder: Path) -> Path:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Use:
-    """What a process used in a while."""
+    """The resources that a process used in a while."""
 
     core: float  # share of one
     written: int  # bytes, of all its files
@@ -107,7 +107,7 @@ def within(seconds: float, holds: Callable[[], bool]) -> float | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """What came of a full disk.
+    """The effects of a full disk.
 
     Attributes:
         core: Share of a core beyond what the process takes otherwise.

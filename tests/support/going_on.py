@@ -83,7 +83,7 @@ class Work:
 
     @property
     def publication(self) -> Path:
-        """What is trained into."""
+        """The publication that is trained into."""
         return self.folder / "pub"
 
     def command(self, *arguments: object, into: Path | None = None) -> list[str]:

@@ -109,7 +109,7 @@ def empty(path: Path) -> Publication:
 
 
 def end(publication: Publication) -> dict[str, Any]:
-    """What two runs must share: the files of the newest snapshot, and its version."""
+    """Return what two runs must share: the files of the newest snapshot, and its version."""
     snapshot = publication.snapshot_path(publication.snapshots()[-1])
     files = snapshot_files(snapshot)
     manifest = json.loads(files.pop("manifest.json"))

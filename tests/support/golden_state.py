@@ -1,4 +1,4 @@
-"""What the control plane of a build left in the state store in the middle of a reshard.
+"""The state that a build's control plane left in the state store in the middle of a reshard.
 
 Run as a program by that build, in its tree, it makes tests/golden/state-N anew:
 

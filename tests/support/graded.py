@@ -30,7 +30,7 @@ POISONS: tuple[Poison, ...] = ("nan", "shuffled", "flipped")
 EVERY_MS = 1000
 SNAPSHOT_EVERY = 6
 Rates = NDArray[np.float64]
-"""Of each table, of each key."""
+"""Rates by table and key."""
 
 
 def true_rates(seed: int = 5) -> Rates:
@@ -57,7 +57,7 @@ def events(rates: Rates, seed: int, *, first_ms: int = 0, batch_size: int = 256)
 
 
 def learned(rates: Rates, seed: int, *, flipped: bool = False, batches: int = 400) -> Rates:
-    """What counting learns from a stream; with labels flipped, what it learns from those."""
+    """Return the rates that counting learns from a stream, or from its flipped labels."""
     clicks, views = np.full(rates.shape, 0.5), np.full(rates.shape, 2.0)
     for _, batch in zip(range(batches), events(rates, seed), strict=False):
         label_B = 1 - batch.label_B if flipped else batch.label_B

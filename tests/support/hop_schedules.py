@@ -90,7 +90,7 @@ class Run:
         self.stale = 0
         self.tight = {(i, j): 0 for i in ranks for j in ranks}
         self._choose = choose
-        # What can happen next, and how likely each rank's and channel's turn is.
+        # The events that can happen next, and how likely each rank's and channel's turn is.
         self._messages: list[tuple[int, int, hop.SendUpdate | hop.SendTokens]] = []
         self._computing: list[int] = []
         self._slow = set(choose.sample(ranks, choose.randrange(len(ranks))))

@@ -48,7 +48,7 @@ class Stream:
     Attributes:
         model: A function of `embertide.trainer.presets`.
         hours: Length of the stream; an hour has 10,000 events.
-        prune_bytes: What pruning leaves of the rows; 0: it prunes nothing.
+        prune_bytes: Bytes of rows that pruning leaves; 0: it prunes nothing.
         snapshot_every: Versions from one snapshot to the next.
         sync: The strategy, as a run's file has it; one whose ranks are not at the same step does
             not repeat byte for byte.
@@ -123,8 +123,8 @@ class End:
     """How a run ended.
 
     Attributes:
-        files: Of the last snapshot.
-        result: What the trainer reports of the whole stream.
+        files: Files of the last snapshot.
+        result: The trainer's report on the whole stream.
     """
 
     files: dict[str, bytes]
@@ -132,7 +132,7 @@ class End:
 
     @property
     def comparable(self) -> tuple[dict[str, bytes], dict[str, Any]]:
-        """What kills may not change."""
+        """Return the results that kills may not change."""
         names = ["events", "version", "forgotten_users"]
         names += ["auc_by_day", "log_loss_by_day", "calibration_by_day"]
         return self.files, {name: self.result[name] for name in names}
@@ -156,8 +156,8 @@ class RankRun:
         """Prepare a run; `start` starts it.
 
         Args:
-            folder: Of the publication and the logs.
-            stream: What it learns.
+            folder: Folder of the publication and the logs.
+            stream: The stream that it learns.
             bus: Redis URL for updates; None: files alone.
             keep_snapshots: Snapshots kept, with the deltas that follow the oldest.
         """
@@ -300,7 +300,7 @@ class RankRun:
         """Have ranks run again after a kill.
 
         Args:
-            ranks: How many, if the command was killed; else there are as many as before.
+            ranks: The number of ranks, if the command was killed; else there are as many as before.
         """
         if self._command.code == -signal.SIGKILL:
             self.start(ranks)

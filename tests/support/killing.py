@@ -21,7 +21,7 @@ def unserved(folder: Path) -> Publication:
 
 
 class Killed(BaseException):
-    """What nobody catches, as nobody catches SIGKILL."""
+    """An exception that nobody catches, as nobody catches SIGKILL."""
 
 
 def train(

@@ -16,7 +16,7 @@ FEEDBACK = feedback_schema(id="impression", ts="ts")
 
 
 def impressions_schema(schema: EventSchema) -> EventSchema:
-    """What the events are without their labels."""
+    """Return the schema of the events without their labels."""
     return dataclasses.replace(schema, label=None, id="impression")
 
 

@@ -1,4 +1,4 @@
-"""What a test leaves changed in its process, where those that run after it would find it.
+"""The changes that a test leaves in its process, where those that run after it would find them.
 
 A worker runs hundreds of tests in one process. What commands change of a process by right, as the
 handler of a signal, is put back after each test. A test that sets a global of one of our modules

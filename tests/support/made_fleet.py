@@ -14,7 +14,7 @@ NOW_MS = 1_790_000_000_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Names:
-    """What others have named, and what they gave as reasons."""
+    """Names that others have given, and what they gave as reasons."""
 
     node: str = "node"
     table: str = "user"
@@ -211,8 +211,8 @@ class MadeFleet:
 
     Attributes:
         told: Its answers by RPC.
-        refusal: What it answers instead; None: its answers.
-        role: Of every caller.
+        refusal: The error that it answers instead; None: its answers.
+        role: The role of every caller.
         open: Whether it asks nobody for a token.
         tokens: Those that it takes.
         calls: RPCs that were called.

@@ -1,4 +1,4 @@
-"""What a message must have: it fits a terminal, and it says what to do next.
+"""Rules of a message: it fits a terminal, and it says what to do next.
 
 Messages are read where they are written, in the source (values stand as `<>`), and where they are
 seen, in a terminal of 80 columns.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from embertide._common.errors import OperatingError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# What tells a reader what to do next.
+# Verbs that tell a reader what to do next.
 _VERBS = (
     *(
         "add",
@@ -108,7 +108,7 @@ def next_step(message: Message) -> str:
 
 
 class Shown(NamedTuple):
-    """What a command wrote to a terminal as it ended, and with what status."""
+    """The output of a command to a terminal as it ended, and its status."""
 
     lines: list[str]
     status: int

@@ -106,7 +106,7 @@ class Counting(Tower):
 
 
 def nothing(model: ModelConfig) -> int:
-    """What is no net."""
+    """A builder of something that is no net."""
     return len(model.features)
 
 
@@ -137,12 +137,12 @@ def joint(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def a_mean(logits: Tensor, labels: Tensor) -> Tensor:
-    """What is no loss of each event."""
+    """A loss that is not one of each event."""
     return focal(logits, labels).mean()
 
 
 def infinite(logits: Tensor, labels: Tensor) -> Tensor:
-    """What nothing can learn from."""
+    """A loss that nothing can learn from."""
     return -torch.log(logits * labels)
 
 

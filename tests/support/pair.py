@@ -19,7 +19,7 @@ COMMAND = [sys.executable, "-m", "embertide.server.cli"]
 
 @dataclasses.dataclass
 class Pair:
-    """What runs."""
+    """The running processes."""
 
     nodes: list[triton.TritonServer]
     control: str  # host:port

@@ -36,14 +36,14 @@ _KEEP, _KEEP_ALL = 8, 10_000
 
 @dataclasses.dataclass(slots=True)
 class Outcome:
-    """What a series of kills came to.
+    """The outcome of a series of kills.
 
     Attributes:
         kills: By moment and by victim.
         unfinished: How often a kill left what.
-        ends: Of each run, whether it ended as the uninterrupted one.
-        findings: Of the nodes that followed.
-        versions: How many the uninterrupted run has.
+        ends: Whether each run ended as the uninterrupted one.
+        findings: The findings of the nodes that followed.
+        versions: The number of versions that the uninterrupted run has.
     """
 
     kills: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -54,7 +54,7 @@ class Outcome:
 
     @property
     def killed(self) -> int:
-        """How many kills there were."""
+        """The number of kills."""
         return sum(self.kills[moment] for moment in get_args(Moment))
 
     def line(self) -> str:

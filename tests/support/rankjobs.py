@@ -1,4 +1,4 @@
-"""What ranks do in tests of them: functions that a process of `rankpool` can import."""
+"""The work of ranks in tests of them: functions that a process of `rankpool` can import."""
 
 import dataclasses
 import gc
@@ -328,7 +328,7 @@ def wrong_events(ranks: Ranks, folder: str) -> None:
 
 
 def from_the_first(ranks: Ranks, size: int) -> tuple[bytes, int]:
-    """What the first rank gives, and how many bytes this one sent for it."""
+    """Return what the first rank gives, and the number of bytes that this one sent for it."""
     channel = ranks.channel("test")
     given = channel.from_first(bytes(range(256)) * size if ranks.first else None, "data")
     return given, channel.traffic["data"].bytes

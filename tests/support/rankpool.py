@@ -26,7 +26,7 @@ class RankFailedError(Exception):
         self.rank, self.kind, self.text, self.trace = rank, kind, text, trace
 
     def __str__(self) -> str:
-        """What it raised, and where."""
+        """Return the error that it raised, and where."""
         return f"rank {self.rank}: {self.kind}: {self.text}\n{self.trace}"
 
 

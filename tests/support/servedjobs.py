@@ -1,4 +1,4 @@
-"""What ranks do in tests of rows that are served."""
+"""The work of ranks in tests of rows that are served."""
 
 import random
 import time

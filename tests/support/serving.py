@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a client with short verbs, readers of replies, ways to harm."""
+"""Shared code of the end-to-end tests: a client with short verbs, reading and harming."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""What another user of a machine gets at: run as that user, by the system's own Python alone.
+"""A probe for what another user of a machine can reach: run by that user's system Python alone.
 
     setpriv --reuid=65534 --regid=65534 --clear-groups /usr/bin/python3 stranger.py FACTS
 

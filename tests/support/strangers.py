@@ -36,7 +36,7 @@ _EVENTS = 20_000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Found:
-    """What a stranger got at and what he tried, by kind: written, secrets, sockets, ports."""
+    """The things that a stranger got at and tried, by kind: written, secrets, sockets, ports."""
 
     got: dict[str, list[str]]
     tried: dict[str, int]
@@ -46,10 +46,10 @@ class Site:
     """Folders that all users of the machine may enter, and processes of ours. A context manager.
 
     Attributes:
-        folder: Of everything; the working folder of the processes.
+        folder: Folder of everything; the working folder of the processes.
         temporary: Shared by all users, as /tmp is.
         planted: The folder in which torch would compile of itself; the stranger's.
-        secrets: What nobody else may see.
+        secrets: Texts that nobody else may see.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What ranks do in tests of strategies of synchronisation: functions for `rankpool`."""
+"""The work of ranks in tests of strategies of synchronisation: functions for `rankpool`."""
 
 import dataclasses
 from pathlib import Path
@@ -24,12 +24,12 @@ from embertide.trainer.sync.strategy import make_dense_sync
 
 Arrays = list[NDArray[Any]]
 SHAPES = ((40, 50), (50,), (50, 60), (70_000,), (7,))
-"""Of gradients: large, small, large, one whose positions are far apart, small."""
+"""Shapes of gradients: large, small, large, one whose positions are far apart, small."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Synced:
-    """What a rank found in some steps, each by step, and its state at the end."""
+    """The findings of a rank in some steps, each by step, and its state at the end."""
 
     given: list[Arrays]
     taken: list[Arrays]
@@ -117,7 +117,7 @@ def poisoned_step(ranks: Ranks, sync: Sync) -> tuple[str, bool, Arrays, Arrays]:
 
 
 def restored(ranks: Ranks, sync: Sync, states_R: list[dict[str, NDArray[Any]]]) -> Any:
-    """What a rank keeps once it has taken a checkpoint's."""
+    """Return a rank's state once it has taken a checkpoint's."""
     strategy = make_dense_sync(sync, parameters(), ranks.channel("dense"))
     strategy.restore(states_R)
     return strategy.state()

@@ -35,12 +35,12 @@ EVENTS = 64
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a table.
+    """The outcome of a table.
 
     Attributes:
         works: Whether it went all the way.
         message: Why not, as it was said.
-        fault: What is wrong with us; empty: nothing.
+        fault: Our fault in it; empty: none.
     """
 
     works: bool

@@ -1,4 +1,4 @@
-"""What several threads do in tests."""
+"""The work of several threads in tests."""
 
 import threading
 from collections.abc import Callable

@@ -14,7 +14,7 @@ class Page(HTMLParser):
     Attributes:
         tags: Each tag with the names of its attributes.
         attributes: Each tag with its attributes.
-        inline: What stands in script and style elements.
+        inline: The contents of script and style elements.
         shown: Its text.
     """
 

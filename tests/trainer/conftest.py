@@ -1,4 +1,4 @@
-"""What tests of the trainer share."""
+"""Shared code of the trainer's tests."""
 
 from collections.abc import Iterator
 

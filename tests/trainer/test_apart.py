@@ -121,7 +121,7 @@ def test_a_killed_rank_ends_all_and_a_new_start_learns_each_event_once(
     found = pool.run(2, train_apart, name, folder)
     begun_at = found[0]["began_events"]
     assert 0 < begun_at < EVENTS
-    # What the checkpoint has, and nothing else, is not learned again.
+    # Events of the checkpoint, and no others, are not learned again.
     assert learned(found) == list(range(begun_at, EVENTS))
     assert found[0]["events"] == EVENTS
     assert found[0]["version"] >= whole[0]["version"]

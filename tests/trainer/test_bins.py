@@ -91,7 +91,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("edges", OTHERS)
 def test_a_run_does_not_go_on_with_others(begun: Publication, edges: tuple[float, ...]) -> None:
-    """What was learned of a bin would be read for other amounts, and clients ask by the first."""
+    """The rows of a bin would be read for other amounts, and clients ask by the first bins."""
     trainer = Trainer(RUN, begun, program_cache=CACHE)
     with pytest.raises(ConfigurationError, match=OTHERS[edges]) as refusal:
         trainer.fit(Shop(600, edges))

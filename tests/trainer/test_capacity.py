@@ -151,7 +151,8 @@ def test_the_command_plans_from_a_file(tmp_path: Path) -> None:
     costs = json.loads(done.stdout)["costs"]
     assert {each["from"] for each in costs.values()} == {"assumed"}
 
-    # What benchmarks measured, of the nearest size of row; what is given stands before it.
+    # Benchmarks' measurements are those of the nearest size of row; a given value stands before
+    # them.
     measured = tmp_path / "costs.json"
     rows = [("ddr_us", 64, 0.07), ("ddr_us", 512, 0.2), ("ssd_us", 512, 90.0)]
     entries = [{"name": name, "row_bytes": size, "us": us, "by": "x"} for name, size, us in rows]

@@ -95,7 +95,7 @@ def rows_of(store: _store.TrainingStore, form: Form) -> dict[int, tuple[int, NDA
 
 
 def states_of(store: _store.TrainingStore, form: Form) -> dict[int, list[Any]]:
-    """What training keeps of every row, by key."""
+    """Return training's state of every row, by key."""
     states: dict[int, list[Any]] = {}
     for bucket in range(1 << form.bits):
         keys = _store.record_keys(form.table().layout, store.export_bucket(0, bucket)).tolist()

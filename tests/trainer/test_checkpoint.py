@@ -238,7 +238,7 @@ def test_copies_that_wait_never_exceed_their_bound(
     def add(writer: Any, *args: Any) -> None:
         nonlocal written, most
         real(writer, *args)
-        # What is made and not handed over yet is the one that waits for room.
+        # A copy that is made and not handed over yet is the one that waits for room.
         most = max(most, sum(copied[:-1]) - sum(sizes[:written]))
         written += 1
 

@@ -1,4 +1,4 @@
-"""What ranks send each other of rows and gradients: bytes counted, values rounded, and feedback."""
+"""Messages between ranks about rows and gradients: bytes counted, values rounded, and feedback."""
 
 from typing import Any
 

@@ -102,7 +102,7 @@ def test_sent_and_residual_are_the_gradient_and_ranks_end_alike(
         for rank, held in zip(found, before, strict=True):
             v = flat(rank.given[step]) + held
             sent = v - rank.residuals[step]
-            # What travelled has few bits, so that the difference is exact.
+            # Values that travelled have few bits, so that the difference is exact.
             if values == "fp16":
                 assert np.array_equal(sent, sent.astype(np.float16).astype(np.float32))
             assert np.array_equal(sent + rank.residuals[step], v)

@@ -105,7 +105,7 @@ def test_the_policy_of_the_page_passes_the_test_of_all_policies(tmp_path: Path) 
     assert re.search(r"PASSED  \] [1-9]", done.stdout)
 
 
-# What `embertide serve` and a model make of a declaration that is not the built one.
+# Shows what `embertide serve` and a model make of a declaration that is not the built one.
 WITH_OPTION = """
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("embertide.v1.options_pb2", sys.argv[1])

@@ -303,7 +303,7 @@ def test_a_net_that_changes_alone_is_another_schema(small: Trainer) -> None:
 
 
 def former(publication: Publication) -> list[dict[str, list[str]]]:
-    """What the manifest of the newest snapshot lists."""
+    """Return the former layouts in the manifest of the newest snapshot."""
     snapshot = publication.snapshot_path(publication.snapshots()[-1])
     return list(read_manifest(snapshot).get("former", []))
 

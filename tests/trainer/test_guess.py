@@ -1,4 +1,4 @@
-"""What unknown columns are taken for, by name, type and values; and where it has to ask."""
+"""Guesses about unknown columns, by name, type and values; and where it has to ask."""
 
 import datetime
 import gzip

@@ -241,7 +241,7 @@ from embertide.trainer.publish.importer.spec import ModelSpec, TableSpec
 from embertide.trainer.publish.importer.model import ImportOptions, import_model
 
 def peak_bytes():
-    # Of this process's own memory; getrusage also remembers the process that it was forked from.
+    # This counts the process's own memory; getrusage also remembers the one it was forked from.
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 

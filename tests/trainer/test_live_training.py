@@ -88,20 +88,20 @@ def closed(server: RedisServer) -> int:
 
 
 def told(trainer: Child) -> int:
-    """How many events the newest line of --json has."""
+    """Return the number of events in the newest line of --json."""
     lines = [line for line in trainer.log_text().splitlines() if line.startswith('{"progress"')]
     return int(json.loads(lines[-1])["progress"]["events"])
 
 
 def on_page(port: int) -> float:
-    """How many events the page of metrics has."""
+    """Return the number of events on the page of metrics."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
         found = re.search(r"^embertide_trainer_events_total (\S+)$", page.read().decode(), re.M)
     return float(found[1]) if found else 0.0
 
 
 def killer(call: int) -> Callable[[object], None]:
-    """What dies when it is called for the n-th time."""
+    """Return a function that dies when it is called for the n-th time."""
     calls = itertools.count(1)
 
     def kill(_: object) -> None:

@@ -427,7 +427,7 @@ def test_an_end_that_was_published_with_another_state_is_published_again(
 
 
 def served_rows(publication: Publication, trainer: Trainer) -> "_store.ServingStore":
-    """What a node has that took every version's changes: the first version has no rows."""
+    """Return a node's rows after all versions' changes: the first version has no rows."""
     tables = trainer.state.rows.tables
     store = _store.ServingStore(tables=tables, ddr_budget_bytes=256 << 20)
     index = {table.id: t for t, table in enumerate(tables)}
@@ -592,7 +592,7 @@ def checkpoint_folder(publication: Publication, at: int = -1) -> Path:
 
 
 def restore(publication: Publication, run: RunConfig = RUN) -> Learner:
-    """What a run does with the newest checkpoint before it goes on."""
+    """Do what a run does with the newest checkpoint before it goes on."""
     found = checkpoints.load_newest(publication)
     assert found is not None
     learner = Learner(run)

@@ -1,4 +1,4 @@
-"""What a run measures of itself: by user and slice, and events that it never learns from."""
+"""A run's measurements of itself: by user and slice, and events that it never learns from."""
 
 import dataclasses
 import json

@@ -291,7 +291,7 @@ def test_a_class_is_kept_as_the_text_that_it_was(tmp_path: Path) -> None:
     assert run.loss == f"{__name__}:no_mean"
     rate = ScheduleConfig(name=ExponentialLR, arguments={"gamma": 0.9})
     assert rate.name == "torch.optim.lr_scheduler:ExponentialLR"
-    # Of the run's file, as files and checkpoints of earlier builds name it.
+    # The net of a run's file, as files and checkpoints of earlier builds name it.
     text = (
         "import dataclasses\n"
         "from own_net import Tower\n"

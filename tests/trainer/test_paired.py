@@ -25,7 +25,7 @@ def events(seed: int, noise: tuple[float, float]) -> tuple[Array, Array, Array, 
     """Users whose events go together, and two models that see the truth through noise."""
     rng = np.random.default_rng(seed)
     user = np.repeat(np.arange(90), 20)
-    # What a model does not know of a user, it gets wrong in all of the user's events.
+    # A model that lacks knowledge of a user is wrong in all of the user's events.
     truth = np.repeat(rng.normal(-1, 1.5, 90), 20) + rng.normal(0, 0.3, 1800)
     label = (rng.random(1800) < 1 / (1 + np.exp(-truth))).astype(np.float32)
     scores = []

@@ -146,7 +146,7 @@ def test_json_of_any_values_is_read_or_refused(record: dict[str, Any]) -> None:
 def test_json_that_is_made_to_break_is_refused(name: str, value: str) -> None:
     fields = [f'"{n}": {value if n == name else json.dumps(GOOD[n])}' for n in NAMES]
     learned(payloads_of("json"), f"{{{', '.join(fields)}}}".encode())
-    # Of a field that is there twice, the last counts.
+    # If a field is there twice, the last one counts.
     twice = f'{{"{name}": {value}, {", ".join(fields)}}}'
     learned(payloads_of("json"), twice.encode())
 

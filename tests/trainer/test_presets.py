@@ -1,4 +1,4 @@
-"""What the commands take for a stream whose columns they know."""
+"""The presets that commands take for a stream whose columns they know."""
 
 import dataclasses
 import json

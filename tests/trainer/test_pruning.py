@@ -176,7 +176,7 @@ def test_the_command_prunes_to_a_share_and_publishes_what_went(tmp_path: Path) -
     assert pruning["passes"] > 2
     assert pruning["bytes"] <= pruning["seen_bytes"] / 5
     assert result["store"]["unworthy_keys"] > 0
-    # What nodes load is what is left.
+    # Nodes load the rows that are left.
     manifest = read_manifest(max((path / "snapshots").iterdir()))
     assert sum(each["rows"] for each in manifest["buckets"]) == result["store"]["rows"]
 

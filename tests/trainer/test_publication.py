@@ -88,7 +88,7 @@ def publish(publisher: Publisher, number: int, changes: list[Change] | None = No
 
 
 def first_snapshot(publication: Publication, version: VersionId) -> None:
-    """What counts as a snapshot to listing and pruning."""
+    """Make what counts as a snapshot to listing and pruning."""
     path = publication.snapshot_path(version)
     path.mkdir(parents=True)
     (path / "manifest.json").write_text("{}")
@@ -258,7 +258,7 @@ def test_prune_keeps_a_snapshot_and_every_delta_after_it(publication: Publicatio
         version = publish(publisher, number)
         if number in (2, 5, 8, 11):
             first_snapshot(publication, version)
-    # What a killed writer has left, before the oldest kept snapshot and after it.
+    # Leftovers of a killed writer, before the oldest kept snapshot and after it.
     for name in ("deltas/000000000004-000009", "deltas/000000000010-000009"):
         (publication.path / name).mkdir()
         (publication.path / name / "p-00.delta").write_text("half")

@@ -83,7 +83,7 @@ def folder(program: Path, tmp_path: Path) -> list[Publication]:
     return made
 
 
-# Of all events of a time: for some, whatever their label, the loss is no number.
+# These are all events of their times; for some, whatever their label, the loss is no number.
 BAD = dict.fromkeys((*range(400, 405), *range(700, 705)), 3e38)
 
 

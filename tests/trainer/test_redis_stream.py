@@ -86,7 +86,7 @@ BEYOND = pa.DictionaryArray.from_arrays(pa.array([0, 999]), pa.array(["a"]), saf
 
 
 class Stream:
-    """What a producer without our library would do: ids of its own."""
+    """A producer without our library: ids of its own."""
 
     def __init__(self, client: Any) -> None:
         self.client, self.at = client, 0

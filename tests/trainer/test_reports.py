@@ -1,4 +1,4 @@
-"""What a run says of itself beside the terminal: /metrics, a log of JSON lines, TensorBoard."""
+"""A run's reports beside the terminal: /metrics, a log of JSON lines, TensorBoard."""
 
 import contextlib
 import dataclasses
@@ -109,7 +109,7 @@ def test_a_scrape_gets_the_newest_progress_and_the_sources_counters(tmp_path: Pa
 
 
 def apart() -> Progress:
-    """Of two ranks that are not at the same step."""
+    """Return the progress of two ranks that are not at the same step."""
     rows: dict[str, float] = {"0": 5, "1": 2, "2": 1, "4": 0, "1024": 3}
     mine = dataclasses.replace(
         progress(),

@@ -1,4 +1,4 @@
-"""What `train` says at its end."""
+"""The output of `train` at its end."""
 
 import math
 from pathlib import Path

@@ -99,7 +99,7 @@ class Site:
         self.publisher.publish(number, watermark_ms=10 * number, changes=changes, dense=dense)
 
     def state(self, number: int, start: Rows | None = None) -> Rows:
-        """What a reader of the files has at a version, by a second way: a dict."""
+        """Return the rows that a reader of the files has at a version, by a second way: a dict."""
         rows = dict(self.first if start is None else start)
         for version in self.publication.deltas():
             if version.number > number:

@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def drive(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """What is free on the drive, as far as the trainer asks."""
+    """The free space of the drive, as far as the trainer asks."""
     state = {"free": 100 * MIB}
     monkeypatch.setattr(room, "free_bytes", lambda _place: state["free"])
     return state

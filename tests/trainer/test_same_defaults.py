@@ -26,7 +26,7 @@ class MadeError(BaseException):
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What trainers are made with, defaults too."""
+    """The arguments that trainers are made with, defaults too."""
     found: list[dict[str, Any]] = []
     signature = inspect.signature(loop.Trainer.__init__)
 

@@ -17,7 +17,7 @@ ABSENT = (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'm' is not foun
 def test_a_model_that_the_server_does_not_have_is_not_ready(
     absent: tuple[grpc.StatusCode, str] | None,
 ) -> None:
-    """Of such a model 2.51 says that it is not ready, 2.72 an error (twins)."""
+    """For such a model 2.51 says that it is not ready, 2.72 an error (twins)."""
     node = Node()
     try:
         with ServedModel(node.url, "m") as model:

@@ -67,7 +67,7 @@ def made(server: RedisServer, lineage: int = 3, *, stopped: bool = False) -> Sig
 
 
 def shown(server: RedisServer) -> control_pb2.TrainerStatus | None:
-    """What the control plane sees."""
+    """Return the trainer's status as the control plane sees it."""
     bus = Bus(server.url, "news")
     try:
         return bus.trainer()

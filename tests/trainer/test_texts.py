@@ -1,4 +1,4 @@
-"""What a text means, one rule for all readers; and blocks of whole records of any text."""
+"""The meaning of a text, one rule for all readers; and blocks of whole records of any text."""
 
 import csv
 import io

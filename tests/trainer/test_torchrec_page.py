@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def page() -> dict[str, Any]:
-    """What the page's code defines."""
+    """Return the names that the page's code defines."""
     names: dict[str, Any] = {}
     torch.manual_seed(3)
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):

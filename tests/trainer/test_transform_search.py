@@ -88,7 +88,7 @@ class Made:
     """Figures as if they had been measured.
 
     Attributes:
-        worth: What a pipeline saves of a feature's log loss, by (name, steps).
+        worth: The log loss that a pipeline saves of a feature, by (name, steps).
         asked: Choices, seeds and share of each call.
     """
 

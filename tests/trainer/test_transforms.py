@@ -42,7 +42,7 @@ def column(*values: float) -> NDArray[np.float32]:
 
 
 def done(config: DenseConfig, sample_N1: Any, value_N1: Any) -> NDArray[np.float32]:
-    """What a feature's transform, fitted to a sample, makes of values."""
+    """Return what a feature's transform, fitted to a sample, makes of values."""
     made, _ = make_transforms(model(config), sample_N1).apply(value_N1)
     return made
 

@@ -1,4 +1,4 @@
-"""What ranks fail with for good is said once, and tried once."""
+"""A lasting failure of ranks is said once, and tried once."""
 
 import errno
 import importlib
@@ -34,7 +34,7 @@ from embertide.trainer.sync.supervisor import Supervisor
 MAY_PASS = {
     *("TrainerError", "BusError", "StorageError", "NoRoomError", "NoThreadError"),
     *("RankError", "RankLostError", "UnwrittenError"),
-    # Of an owner of rows; ranks start again from their checkpoint.
+    # A failure of an owner of rows; ranks start again from their checkpoint.
     "LostGradientsError",
     *("NotFiniteError", "DamagedError"),  # of a batch; of an object, where another may be whole
     *("ProofError", "ServingError", "VersionNotHeldError"),  # of commands without ranks

@@ -1,4 +1,4 @@
-"""What an event counts in the loss."""
+"""The weight of an event in the loss."""
 
 import dataclasses
 

@@ -404,7 +404,7 @@ def test_a_window_whose_rows_may_not_fit_is_refused_with_what_would(tmp_path: Pa
         Trainer(run, unserved(tmp_path / "pub"), program_cache=CACHE)
     fits = int(str(raised.value).split("hold_batches=")[2].split(",")[0])
     assert fits < 3
-    # What it names is accepted.
+    # The value that it names is accepted.
     run = dataclasses.replace(run, hold_batches=fits)
     Trainer(run, unserved(tmp_path / "other"), program_cache=CACHE)
 

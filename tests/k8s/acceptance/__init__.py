@@ -1,1 +1,1 @@
-"""What tests/k8s/accept.py does to a cluster, by concept."""
+"""The steps of tests/k8s/accept.py on a cluster, by concept."""

@@ -1,4 +1,4 @@
-"""What is deployed: k8s/ as docs/kubernetes.md has it, made small enough for one machine."""
+"""The deployment: k8s/ as docs/kubernetes.md has it, made small enough for one machine."""
 
 import base64
 import dataclasses
@@ -19,7 +19,7 @@ K8S = ROOT / "k8s"
 STREAM = "redis://events:6379#news"
 EVENTS_PER_S = 1_000
 SMALL = {"cpu": "20m", "memory": "64Mi"}
-# What happens in the world, live; runs beside a Redis of its own.
+# A live stream of events from the world; runs beside a Redis of its own.
 SEND = f"""
 import time
 from embertide.trainer.commands.inputs import open_input
@@ -53,7 +53,7 @@ class Storage:
     """Where a publication in object storage lies.
 
     Attributes:
-        url: Of a bucket and a prefix.
+        url: The URL of a bucket and a prefix.
         options: A folder with a file for each option, credentials among them.
     """
 

@@ -9,7 +9,7 @@ from acceptance.training import has_gone_on, is_later, train_anew
 from bench.cluster import wait_until
 
 NODES = ("embertide-node-0", "embertide-node-1")
-# Of an end: beside --leave-s.
+# Seconds for an end, beside --leave-s.
 END_S = 5.0
 # Runs in a trainer's container: what the newest checkpoint says.
 CHECK = """
@@ -119,7 +119,7 @@ def lose_each(site: Site) -> None:
 
 
 def nothing_lost(site: Site) -> None:
-    """What the newest checkpoint says, after all of that."""
+    """Record the newest checkpoint's state, after all of that."""
     with site.at("nothing lost"):
         said = json.loads(
             site.cluster.run("exec", site.rank(0), "--", "python", "-c", CHECK).splitlines()[-1]

@@ -16,7 +16,7 @@ def buckets(site: Site) -> dict[str, int]:
 
 
 def operation(site: Site, id: str) -> Json:
-    """What the control plane says of an operation, once it can be asked."""
+    """Return an operation as the control plane reports it, once it can be asked."""
     found: list[Json] = []
 
     def listed() -> bool:

@@ -9,7 +9,7 @@ from acceptance.site import Site
 from bench.cluster import Json
 
 OPERATORS = "--as-group=embertide-operators"
-# What operators may: verb, resource, whether. No line of docs/kubernetes.md is beyond these.
+# The rights of operators: verb, resource, whether. No line of docs/kubernetes.md is beyond these.
 _LOOKED_AT = ("pods", "pods/log", "deployments", "statefulsets", "jobs", "services")
 _CHANGED = ("deployments", "statefulsets", "deployments/scale", "statefulsets/scale")
 _NOT_MADE = ("pods", "pods/exec", "pods/attach", "deployments", "statefulsets", "secrets")
@@ -94,7 +94,7 @@ def rights(site: Site) -> None:
 
 
 def strangers(site: Site) -> None:
-    """What a pod that is none of ours gets."""
+    """Record what a pod that is none of ours gets."""
     with site.at("a stranger's pod"):
         script = (Path(__file__).parent / "stranger.py").read_text()
         said = site.cluster.run("exec", "asker", "--", "python", "-c", script)

@@ -34,9 +34,9 @@ class Finding:
 
     Attributes:
         step: Where it belongs.
-        what: What was looked at.
-        value: What was found.
-        bar: What it should be; empty if there is none.
+        what: The thing that was looked at.
+        value: The value that was found.
+        bar: The value that it should have; empty if there is none.
         holds: Whether it is so.
     """
 
@@ -104,7 +104,7 @@ class Absence:
 
 
 class Site:
-    """What steps act on, and where they write down what they find."""
+    """The cluster that steps act on, and the record of their findings."""
 
     def __init__(
         self, cluster: Cluster, deployment: Deployment, say: Callable[[str], None]
@@ -147,7 +147,7 @@ class Site:
             self._say(f"       {each}")
 
     def answers(self, begin: float) -> Answers:
-        """What became of requests since a moment."""
+        """Return the outcome of requests since a moment."""
         assert self.traffic is not None
         time.sleep(1.5)  # the counts of a second come at its end
         return self.traffic.between(begin, time.monotonic())
@@ -194,7 +194,7 @@ class Site:
         return True
 
     def status(self) -> Json:
-        """What `embertide status` says; tried again while the control plane may be away."""
+        """Return the output of `embertide status`, retried while the control plane may be away."""
         found: list[Json] = []
 
         def asked() -> bool:
@@ -206,7 +206,7 @@ class Site:
         return found[-1]
 
     def versions(self, node: str = "embertide-node-0") -> Versions:
-        """What is out and what a node answers with; zeros while the node cannot be asked."""
+        """Return the newest version and a node's; zeros while the node cannot be asked."""
         try:
             said = self.cluster.run("exec", node, "-c", "node", "--", "python3", "-c", LOOK)
         except RefusedError:

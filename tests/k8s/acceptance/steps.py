@@ -44,7 +44,7 @@ def deploy(site: Site, *, options: tuple[str, ...] = ()) -> None:
 
 
 def columns(site: Site) -> tuple[int, int]:
-    """How many features and dense features the model has."""
+    """Return the numbers of features and dense features that the model has."""
     said = site.cluster.run("exec", NODES[0], "-c", "node", "--", "python3", "-c", COLUMNS)
     features, dense = map(int, said.split())
     return features, dense

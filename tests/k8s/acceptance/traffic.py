@@ -12,7 +12,7 @@ from bench.cluster import Cluster
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answers:
-    """What became of the requests of a while.
+    """The outcome of the requests of a while.
 
     Attributes:
         answers: By kind of client.

@@ -1,4 +1,4 @@
-"""What a pod may do and needs: probes, budgets, images, rights, flags, an end when it is told."""
+"""A pod's rights and needs: probes, budgets, images, rights, flags, an end when it is told."""
 
 import functools
 import os

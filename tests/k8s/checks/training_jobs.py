@@ -14,7 +14,7 @@ from manifests import (
     workloads,
 )
 
-# What a process of a pod ends with when it was told to end.
+# The exit status of a pod's process that was told to end.
 TERMINATED = 143
 
 
