@@ -198,7 +198,7 @@ def constant(tensor: Tensor) -> Value:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-    """The values of a program that have B rows."""
+    """The outputs of a program: values with B rows."""
 
     outputs: tuple[Value, ...]
 

@@ -65,7 +65,7 @@ class ChangedKeys:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Increment:
-    """The files that an incremental snapshot rests on.
+    """The versions that an incremental snapshot rests on.
 
     Attributes:
         base: The version of the snapshot with all rows.
