@@ -1,9 +1,12 @@
 """The repository's own rules: what a reviewer would otherwise say each time."""
 
 import ast
+import io
 import re
 import subprocess
+import tokenize
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,6 +79,36 @@ def test_code_says_what_it_is_and_stays_readable() -> None:
         faults += [
             f"{name}:{i} is over 100 columns" for i, n in enumerate(lines, 1) if len(n) > 100
         ]
+    assert not faults, "\n".join(faults)
+
+
+# A comment that begins so leaves its subject to be guessed; write "The model's id.", not "Of the
+# model.".
+RIDDLE = re.compile(r"#?:? ?(Of|Whose|What|How many|How much) [a-z`]")
+# Still to be rewritten.
+RIDDLES = {"trainer/run/apart.py", "trainer/run/loop.py", "trainer/run/steps.py"}
+
+
+def _comments(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of each comment and docstring of a Python file."""
+    with tokenize.open(path) as file:
+        text = file.read()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield node.lineno, str(node.value.value)
+
+
+def test_comments_name_their_subject_first() -> None:
+    faults = [
+        f"{name}:{line} begins with {found[1]!r}: begin with what it is about"
+        for path, name in zip(CODE, _names(CODE), strict=True)
+        if path.suffix == ".py" and name not in RIDDLES
+        for line, text in _comments(path)
+        if (found := RIDDLE.match(text))
+    ]
     assert not faults, "\n".join(faults)
 
 
