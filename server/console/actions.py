@@ -89,7 +89,7 @@ class SettingsChange:
         settings: As they would be.
         before: As they are, in words.
         after: As they would be, in words.
-        fields: Of the form, to be sent again.
+        fields: The form's fields, to be sent again.
     """
 
     settings: control_pb2.DriftSettings

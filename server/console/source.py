@@ -42,7 +42,7 @@ class Reading(NamedTuple):
         facts: The same as `embertide status` has it.
         operations: The newest, newest first.
         decisions: The newest about drift, and how it decides.
-        events: What happened, newest first.
+        events: The fleet's events, newest first.
         versions: The newest ones, and how full the bus is.
         took_s: How long the answers took.
     """

@@ -42,7 +42,7 @@ class Rollback(NamedTuple):
 
 
 class Promotion(NamedTuple):
-    """What guard and rollbacks have decided (docs/formats.md, "Promotion record")."""
+    """The decisions of guard and rollbacks (docs/formats.md, "Promotion record")."""
 
     promoted: int = 0
     withdrawn: tuple[Withdrawal, ...] = ()
@@ -50,15 +50,15 @@ class Promotion(NamedTuple):
 
 
 class News(NamedTuple):
-    """What is heard of the world at one time.
+    """News from outside the core at one time.
 
     Attributes:
-        commits: Of versions after the newest that the timeline knows, oldest first.
-        promotion: What was decided on versions; None: not known now.
+        commits: Commits of versions after the newest that the timeline knows, oldest first.
+        promotion: The decisions on versions; None: not known now.
         bus: How full the bus is; None: not known now.
         trainer: Its newest sign; None: there is none, or it is not known now.
         refused: Nodes that were refused.
-        tasks: What this process does in the background.
+        tasks: The health of this process's background tasks.
     """
 
     commits: Sequence[update_pb2.GlobalCommit] = ()

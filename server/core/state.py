@@ -43,7 +43,7 @@ class Writes:
         encoded: The bytes that `moves_alone` makes of some of `made`, where that was done before.
         decisions: About drift, by id; None: not kept any more.
         settings: The treatment of drift from now on.
-        events: What happened, by number; None: not kept any more.
+        events: The fleet's events, by number; None: not kept any more.
         jumps: The plan's epoch need not follow the newest one: it was made of what nodes hold.
     """
 

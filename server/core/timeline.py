@@ -155,13 +155,13 @@ class Timeline:
                 )
             )
 
-    # What was decided.
+    # Events of decisions.
 
     def add_events(self, writes: Writes, author: str, now_ms: int) -> None:
         """Add to writes the facts that wait, and the events of what they write.
 
         Args:
-            writes: What is about to be written.
+            writes: The changes that are about to be written.
             author: Who asked for it. Empty: nobody, or callers are not asked who they are.
             now_ms: Wall clock.
         """

@@ -102,7 +102,7 @@ class Driver:
         lock: Held while the core is asked or ticked.
         why_superseded: Why it gave way. Empty: it has not.
         changed: Notified whenever something was written.
-        timeline: What happened.
+        timeline: The fleet's events.
         versions: The newest ones.
         counts: Faults by name: refusals are counted by who refuses.
     """

@@ -1,4 +1,4 @@
-"""What a driver hears of the world outside its core: the bus, and nodes that were refused."""
+"""News from outside a driver's core: the bus, and nodes that were refused."""
 
 from typing import Protocol
 

@@ -70,7 +70,7 @@ class Watched:
         self.driver._hear(threading.Event())
 
     def events(self, kind: Any = 0, **asked: Any) -> list[control_pb2.FleetEvent]:
-        """What is told, newest first."""
+        """Return the events that are told, newest first."""
         request = control_pb2.ListEventsRequest(kind=kind, page_size=500, **asked)
         return list(self.driver.timeline.events.page(request).events)
 

@@ -57,7 +57,7 @@ class Place:
         learned_ms: Wall clock of when it learned that; 0: never.
         events: That it has learned.
         unread: Messages of its source that it has not read; None: the source does not tell.
-        quality: Of its scores of the current day; None: there are none yet.
+        quality: Figures of its scores of the current day; None: there are none yet.
     """
 
     version: int
