@@ -1,4 +1,4 @@
-"""What dashboards show: each panel with its queries, without Grafana's words for it.
+"""The contents of dashboards: each panel with its queries, without Grafana's words for it.
 
 `$namespace`, `$model` and `$instance` are what the viewer chose; all of them by default.
 """
@@ -23,10 +23,10 @@ class Panel:
         title: Over it.
         unit: Grafana's name of the unit of all values.
         queries: PromQL, with what names its series.
-        about: What one sees, and what is good.
+        about: The meaning of the picture, and of a good one.
         kind: lines over time, one number, or a state over time.
         bounds: From where a number is yellow, and red.
-        only: What there must have been for it to show anything. Empty: it always does.
+        only: The event without which it shows nothing. Empty: it always shows something.
     """
 
     title: str
@@ -43,7 +43,7 @@ class Board:
     """A dashboard.
 
     Attributes:
-        uid: Of the dashboard, and the name of its file.
+        uid: The dashboard's id, and the name of its file.
         title: Over it.
         choices: Variables, each with the query of its values.
         rows: Panels, by the title over them.

@@ -11,7 +11,7 @@ from typing import Literal
 # Codes that say that the caller was wrong. Everything else is the fleet's fault; CANCELLED is a
 # call whose deadline passed while it was at work.
 _CALLERS_FAULT = "OK|INVALID_ARGUMENT|OUT_OF_RANGE|UNAUTHENTICATED|PERMISSION_DENIED|UNIMPLEMENTED"
-# Of requests that a node refused though their callers did nothing wrong.
+# Reasons of requests that a node refused though their callers did nothing wrong.
 _FLEETS_FAULT = "version|degraded|internal|expired|cancelled"
 
 
@@ -22,7 +22,7 @@ class Recording:
     Attributes:
         record: The series: the labels it keeps, the metric, and what was done to it.
         query: PromQL.
-        about: What it is, for the page of alerts.
+        about: Its meaning, for the page of alerts.
     """
 
     record: str
@@ -78,17 +78,17 @@ class Alert:
     """Something to be told of.
 
     Attributes:
-        name: Of the alert.
+        name: The alert's name.
         severity: critical: callers get errors or default rows now; warning: they soon will, or
             answers grow old.
         query: PromQL that has a value whether or not anything is wrong.
         fires: The bound, as " > 0.01": the alert fires where it holds.
         lasts: For how long it must hold.
         summary: One line, with the labels that say where.
-        means: What it means, for the page of alerts.
-        look: What to look at first.
-        act: What to do.
-        needs: What the query needs, where not every fleet has it: its absence is no fault.
+        means: Its meaning, for the page of alerts.
+        look: The first thing to look at.
+        act: The remedy.
+        needs: The query's need that not every fleet meets: its absence is no fault.
     """
 
     name: str

@@ -70,7 +70,7 @@ def test_where_the_time_of_requests_went(server: triton.TritonServer, client: Cl
     assert now.sum("embertide_front_bytes") == 0
     assert now.sum("embertide_front_connections") >= 1
     assert now.sum("embertide_front_limit", of="inferences") == 4096
-    # What has not been is shown, so that a rate sees the first.
+    # Codes without a call are shown as 0, so that a rate sees the first call.
     codes = now.labels("embertide_front_calls_total", "code", method="ModelInfer")
     assert {"OK", "UNAVAILABLE", "DEADLINE_EXCEEDED"} <= {*codes}
 

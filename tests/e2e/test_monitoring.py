@@ -17,7 +17,7 @@ from k8s.monitoring.rules import ALERTS, RECORDINGS
 pytestmark = [pytest.mark.long, pytest.mark.alone]
 
 _DATA_S = 180.0  # until two checkpoints have been written
-# What this fleet has no reason to show while nothing is wrong.
+# Events that this fleet does not have while nothing is wrong.
 _LACKING = {"a guard", "a rejected event", "a task that fails"}
 
 

@@ -74,7 +74,7 @@ def degraded(keys: float) -> Series:
 
 
 def slow(requests: float) -> Series:
-    """Of a hundred requests those that take between 50 and 200 ms; the others are faster."""
+    """A hundred requests: so many take between 50 and 200 ms; the others are faster."""
     name = "embertide_front_request_us_bucket"
     bounds = {"50000": 100 - requests, "200000": 100, "+Inf": 100}
     return {f'{name}{{le="{le}"}}': f"0+{count}x{_SAMPLES}" for le, count in bounds.items()}
@@ -111,7 +111,7 @@ PEERS = gauge('embertide_peers_alive{model="triton"}', 1)
 REFUSED_VERSIONS = 'embertide_bus_events_total{model="m", event="refused"}'
 GAPS = 'embertide_bus_events_total{model="m", event="gap"}'
 WITHDRAWN = 'embertide_versions_withdrawn_total{{model="m", reason="{}"}}'
-# Of each alert series by which it fires, and such by which it does not.
+# By alert: series by which it fires, and series by which it does not.
 CASES: list[tuple[str, Series, Series]] = [
     ("EmbertideRequestsFail", calls(OK=97, UNAVAILABLE=3), calls(OK=97, INVALID_ARGUMENT=3)),
     ("EmbertideRequestsFail", burst(), calls(OK=1000, UNAVAILABLE=5)),
@@ -194,7 +194,7 @@ def firing(alert: str) -> str:
 
 
 def promtool(cases: list[tuple[str, Series, Series]], folder: Path) -> str:
-    """What promtool has to say of cases; empty: all is as it should be."""
+    """Return promtool's complaints about cases; empty: all is as it should be."""
 
     def case(alert: str, series: Series, *, fires: bool) -> dict[str, object]:
         expected = [{"labels": "{}", "value": 1}] if fires else []

@@ -1,4 +1,4 @@
-"""What k8s/monitoring describes: written as it is, by names that exist, each explained once.
+"""The files that k8s/monitoring describes: as written, by names that exist, explained once.
 
 That Prometheus gets data for all of it is seen by tests/e2e/test_monitoring.py.
 """
