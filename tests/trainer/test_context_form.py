@@ -1,4 +1,4 @@
-"""What requests of events carry where a model takes a user's columns once for all candidates."""
+"""Requests of events where a model takes a user's columns once for all candidates."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ NEWS = NewsSource(NewsConfig(hours=1, views_per_hour=60))
 
 
 def told(context: tuple[str, ...], **schema: Any) -> Any:
-    """What a server tells of a model of three features, whose last one nodes make."""
+    """Return a server's answer about a model of three features, whose last one nodes make."""
     features = [{"name": name, "dim": 4, "pooling": "sum"} for name in ("user", "cand", "cross")]
     features[2]["made"] = True
     given = {"features": features, "dense": {"columns": 2, "names": ["age", "price"]}} | schema
@@ -59,7 +59,7 @@ def test_neighbours_of_one_user_carry_its_columns_once() -> None:
 
 
 def test_the_bytes_are_those_of_the_example_in_the_docs() -> None:
-    """Of one key a bag; there the second user has two."""
+    """Here a bag has one key; in the docs the second user has two."""
     dense = {"columns": 3, "names": ["price", "age", "stars"]}
     features = [{"name": name, "dim": 4, "pooling": "sum"} for name in ("user", "it")]
     form = ContextForm.told(told(("user", "age"), features=features, dense=dense), "m")

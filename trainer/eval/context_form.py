@@ -22,8 +22,8 @@ class ContextForm:
     """Which columns are the user's.
 
     Attributes:
-        keys_F: Of those of KEYS that events have.
-        dense_D: Of those of DENSE.
+        keys_F: For the columns of KEYS that events have.
+        dense_D: For the columns of DENSE.
     """
 
     keys_F: NDArray[np.bool_]
