@@ -1,4 +1,4 @@
-"""What predicted gains learn from measured ones: by generated records and by single ones."""
+"""Predicted gains learn from measured ones: by generated records and by single ones."""
 
 import math
 import random

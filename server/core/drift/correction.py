@@ -72,13 +72,13 @@ class Measured:
 
     @property
     def ratio(self) -> float:
-        """What it saved over what it was to save, within the bounds. Requires: it is sound."""
+        """Its measured gain over its predicted one, within the bounds. Requires: it is sound."""
         ratio = math.log1p(-self.measured) / math.log1p(-self.predicted)
         return min(max(ratio, RATIO_MIN), RATIO_MAX)
 
     @property
     def weight(self) -> float:
-        """How many operations it counts as, at most 1. Requires: it is sound."""
+        """The share of an operation that it counts as, at most 1. Requires: it is sound."""
         full = min(1.0, -math.log1p(-self.predicted) / FULL_SAVING)
         return full * math.exp2(-max(0, self.age_ms) / HALF_LIFE_MS)
 
