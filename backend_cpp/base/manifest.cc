@@ -192,6 +192,32 @@ std::vector<std::string> HeadsFromJson(const OrderedJson& json) {
   return heads;
 }
 
+// A column of DENSE is proved where the manifest names them.
+std::vector<std::string> ContextFromJson(const OrderedJson& json, const Manifest& manifest) {
+  std::vector<std::string> context;
+  Read(json, "context", &context);
+  if (const auto twice = Twice(context)) {
+    throw std::invalid_argument("context has \"" + *twice + "\" twice");
+  }
+  const auto is_feature = [&](const std::string& name) {
+    return std::ranges::find(manifest.features, name, &FeatureConfig::name) !=
+           manifest.features.end();
+  };
+  if (!context.empty() && std::ranges::none_of(context, is_feature)) {
+    throw std::invalid_argument("context names no feature");
+  }
+  const bool named = !manifest.dense_names.empty() || manifest.dense_features == 0;
+  for (const std::string& name : context) {
+    const auto& dense = manifest.dense_names;
+    if (is_feature(name) || std::ranges::find(dense, name) != dense.end()) continue;
+    if (named || name.empty()) {
+      throw std::invalid_argument("context names \"" + name +
+                                  "\", which is no feature and no column of DENSE");
+    }
+  }
+  return context;
+}
+
 OrderedJson DenseToJson(const DenseFileInfo& file) {
   return {{"role", file.role}, {"path", file.path}, {"bytes", file.bytes}, {"crc32c", file.crc32c}};
 }
@@ -234,6 +260,7 @@ OrderedJson ToJson(const Manifest& manifest) {
   };
   if (!manifest.dense_names.empty()) json["dense_names"] = manifest.dense_names;
   if (!manifest.heads.empty()) json["heads"] = manifest.heads;
+  if (!manifest.context.empty()) json["context"] = manifest.context;
   list("tables", manifest.tables, TableToJson);
   list("features", manifest.features, FeatureToJson);
   if (!manifest.sequences.empty()) list("sequences", manifest.sequences, SequenceToJson);
@@ -270,6 +297,7 @@ Manifest Parse(const OrderedJson& json) {
     manifest.tables.push_back(TableFromJson(table));
   for (const OrderedJson& each : json.at("features"))
     manifest.features.push_back(FeatureFromJson(each));
+  if (json.contains("context")) manifest.context = ContextFromJson(json, manifest);
   for (const OrderedJson& each : json.value("sequences", OrderedJson::array()))
     manifest.sequences.push_back(SequenceFromJson(each));
   std::vector<OrderedJson> former;

@@ -314,6 +314,36 @@ TEST_F(SnapshotTest, AManifestNamesTheHeadsWhereThereAreSeveral) {
   }
 }
 
+TEST_F(SnapshotTest, AManifestNamesTheColumnsThatAreTheUsers) {
+  Manifest manifest = Example(table_, {"p", "item", 1, 9, 5, 10, 1});
+  EXPECT_EQ(ManifestToJson(manifest).find("context"), std::string::npos);
+  const std::string feature = manifest.features.front().name;
+  manifest.dense_features = 2;
+  manifest.dense_names = {"price", "age"};
+  manifest.context = {feature, "age"};
+  const std::string text = ManifestToJson(manifest);
+  const auto back = ManifestFromJson(text);
+  ASSERT_TRUE(back.ok()) << back.status().ToString();
+  EXPECT_EQ(ManifestToJson(back.value()), text);
+  EXPECT_EQ(back.value().context, manifest.context);
+  auto bad = nlohmann::ordered_json::parse(text);
+  for (const auto& [context, says] :
+       {std::pair{nlohmann::json({feature, "age", feature}), "twice"},
+        std::pair{nlohmann::json({feature, "height"}), "names \"height\", which is no feature"},
+        std::pair{nlohmann::json({"age"}), "context names no feature"},
+        std::pair{nlohmann::json({feature, ""}), "names \"\""},
+        std::pair{nlohmann::json(3), "context"}}) {
+    bad["context"] = context;
+    const Status status = ManifestFromJson(bad.dump()).status();
+    EXPECT_EQ(status.code(), Code::kCorrupt) << says;
+    EXPECT_NE(status.message().find(says), std::string::npos) << status.message();
+  }
+  // Without names, a column of DENSE cannot be proved here.
+  bad.erase("dense_names");
+  bad["context"] = {feature, "height"};
+  EXPECT_TRUE(ManifestFromJson(bad.dump()).ok());
+}
+
 TEST_F(SnapshotTest, ManifestRefusesWhatItCannotProve) {
   const std::string good = ManifestToJson(Example(table_, {"p", "item", 1, 9, 5, 10, 1}));
   ASSERT_TRUE(ManifestFromJson(good).ok());

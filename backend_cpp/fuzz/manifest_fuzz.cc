@@ -32,6 +32,7 @@ std::vector<std::string> Seeds() {
   manifest.dense_features = 2;
   manifest.dense_names = {"price", "age"};
   manifest.heads = {"click", "buy"};
+  manifest.context = {"cand", "age"};
   manifest.former = {{{"cand", "user"}, {"age"}}, {{"user"}, {}}};
   seeds.push_back(ManifestToJson(manifest));
   std::string newer = seeds.back();

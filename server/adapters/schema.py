@@ -38,6 +38,17 @@ def schema_of(snapshot: Path) -> str:
     return json.dumps({"features": features, "dense": dense, **heads, **bins}, ensure_ascii=False)
 
 
+def context_of(snapshot: Path) -> tuple[str, ...]:
+    """Return the columns of a snapshot's model that are the user's; none: it names none.
+
+    Raises:
+        OSError: The snapshot has no manifest.
+        ValueError: It is none of ours.
+    """
+    manifest = json.loads((snapshot / "manifest.json").read_text(encoding="utf-8"))
+    return tuple(manifest.get("context", ()))
+
+
 def model_of(snapshot: Path) -> str:
     """Return the name that a snapshot's model has.
 

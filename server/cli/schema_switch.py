@@ -19,7 +19,7 @@ import grpc
 
 from embertide._common.reporting import system_error
 from embertide.server.adapters import triton
-from embertide.server.adapters.schema import schema_of
+from embertide.server.adapters.schema import context_of, schema_of
 from embertide.server.cli.metrics_page import MetricsPage
 
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 5.0, 300.0
@@ -112,6 +112,8 @@ class SchemaSwitch:
         name: str,
         options: triton.ModelOptions,
         say: Callable[[str], None],
+        *,
+        own_context: bool = False,
     ) -> None:
         """Watch for a server that is ready.
 
@@ -120,10 +122,12 @@ class SchemaSwitch:
             name: The model's.
             options: It was started with.
             say: Takes lines for people.
+            own_context: Whether `context` was given; else it is that of each snapshot.
         """
         assert options.publication is not None
         self._server, self._name, self._options, self._say = server, name, options, say
         self._publication: Path = options.publication
+        self._own_context = own_context
         self._load: _Load | None = None
         self._seen: Path | None = None  # needs nothing more
         self._wanted, self._first = "", 0  # a schema, and the version from which it was seen
@@ -230,11 +234,13 @@ class SchemaSwitch:
         folder = self._ssd.new(schema) if self._ssd else None
         try:
             schema_text = schema_of(newest) if self._options.schema is not None else None
+            follows = not self._own_context and self._options.kind == "ranking"
+            context = context_of(newest) if follows else self._options.context
         except (OSError, ValueError, KeyError) as error:
             self._retry(f"{newest} cannot be read: {error}")
             return
         options = self._options.replace(
-            first_version=self._first, ssd_directory=folder, schema=schema_text
+            first_version=self._first, ssd_directory=folder, schema=schema_text, context=context
         )
         ddr_mib = (self._options.ddr_budget_bytes or 0) // _MIB
         self._say(

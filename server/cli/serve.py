@@ -20,7 +20,7 @@ from embertide.server.adapters import silence, triton
 from embertide.server.adapters.kept_server import KeptServer
 from embertide.server.adapters.limits import check_limits
 from embertide.server.adapters.process import ProcessError, UsageError
-from embertide.server.adapters.schema import model_of, schema_of
+from embertide.server.adapters.schema import context_of, model_of, schema_of
 from embertide.server.adapters.server_command import Front
 from embertide.server.cli import schema_switch
 from embertide.server.cli.common_options import (
@@ -60,6 +60,16 @@ def _schema(path: Path) -> str | None:
         return None  # what the net needs, the backend proves, too
     except ProcessError:
         return None
+
+
+def context_columns(path: Path, flags: dict[str, Any]) -> tuple[str, ...]:
+    """Return the columns that are the user's: those given, else those that the snapshot names."""
+    if flags["context"] or flags["kind"] != "ranking":
+        return tuple(flags["context"] or ())
+    try:
+        return context_of(newest_snapshot(path))
+    except (OSError, ValueError, ProcessError):
+        return ()  # no version yet, or the backend says what is wrong
 
 
 def _model_name(path: Path) -> str:
@@ -260,6 +270,7 @@ def command(
                     ssd_directory=ssd,
                     plan_file=directory / "plan.bin",
                     schema=_schema(path),
+                    context=context_columns(path, flags),
                 ),
             )
         except ValueError as error:
@@ -305,7 +316,12 @@ def command(
             f"log {server_options.log}; Ctrl-C stops it"
         )
         tell = partial(say, err=True)
-        switch = None if snapshot else schema_switch.SchemaSwitch(server, name, options, tell)
+        switch = None
+        if not snapshot:
+            own_context = bool(flags["context"])
+            switch = schema_switch.SchemaSwitch(
+                server, name, options, tell, own_context=own_context
+            )
         kept = KeptServer(server, tell, watch, switch.server_ended if switch else lambda: None)
         try:
             while True:

@@ -14,7 +14,7 @@ from embertide.server.adapters.process import ProcessError
 from embertide.server.adapters.schema import model_of
 from embertide.server.cli import schema_switch
 from embertide.server.cli.mirror import Mirror
-from embertide.server.cli.serve import without_password
+from embertide.server.cli.serve import context_columns, without_password
 
 
 def test_a_password_goes_to_a_file_that_we_alone_can_read(tmp_path: Path) -> None:
@@ -50,7 +50,9 @@ def snapshot(publication: Path, name: str, schema: int) -> Path:
     return path
 
 
-def watch(publication: Path, **options: Any) -> tuple[schema_switch.SchemaSwitch, list[str]]:
+def watch(
+    publication: Path, *, own_context: bool = False, **options: Any
+) -> tuple[schema_switch.SchemaSwitch, list[str]]:
     """Watch for a server of which only the metrics are asked."""
     page = (
         'embertide_schema{model="news",schema="1"} 1\nembertide_promoted_version{model="news"} 4\n'
@@ -58,7 +60,8 @@ def watch(publication: Path, **options: Any) -> tuple[schema_switch.SchemaSwitch
     server: Any = types.SimpleNamespace(restarts=0, metrics=lambda: page)  # to load fails
     said: list[str] = []
     given = triton.ModelOptions(publication=publication, **options)
-    return schema_switch.SchemaSwitch(server, "news", given, said.append), said
+    switch = schema_switch.SchemaSwitch(server, "news", given, said.append, own_context=own_context)
+    return switch, said
 
 
 def test_nodes_that_share_a_model_say_once_what_to_do_instead(tmp_path: Path) -> None:
@@ -168,3 +171,41 @@ def test_a_directory_serves_one_url(tmp_path: Path, said: str, url: str, refused
         assert not (tmp_path / "log").exists()
     else:
         mirror().stop()
+
+
+def test_the_columns_of_contexts_are_those_of_the_snapshot_unless_others_are_given(
+    tmp_path: Path,
+) -> None:
+    path = snapshot(tmp_path, "000000000004-000001", 1)
+    flags = {"kind": "ranking", "context": []}
+    assert context_columns(tmp_path, flags) == ()  # of a build that did not write them
+    (path / "manifest.json").write_text('{"schema_id": 1, "context": ["user", "age"]}')
+    assert context_columns(tmp_path, flags) == ("user", "age")
+    assert context_columns(path, flags) == ("user", "age")
+    assert context_columns(tmp_path, flags | {"context": ["user"]}) == ("user",)
+    assert context_columns(tmp_path, flags | {"kind": "lookup"}) == ()
+    assert context_columns(tmp_path / "none", flags) == ()
+
+
+@pytest.mark.parametrize(
+    ("own", "kind", "loaded"),
+    [(False, "ranking", ("age",)), (True, "ranking", ("user",)), (False, "lookup", ())],
+)
+def test_another_schema_brings_its_own_columns_of_contexts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own: bool,
+    kind: str,
+    loaded: tuple[str, ...],
+) -> None:
+    context = ("user",) if kind == "ranking" else ()
+    switch, _ = watch(tmp_path, own_context=own, kind=kind, context=context)
+    newest = snapshot(tmp_path, "000000000005-000001", 2)
+    (newest / "manifest.json").write_text('{"schema_id": 2, "context": ["age"]}')
+    server: Any = switch._server
+    server.options = types.SimpleNamespace(repository=tmp_path)
+    server.load = lambda name: types.SimpleNamespace(done=lambda: False)
+    written: list[triton.ModelOptions] = []
+    monkeypatch.setattr(triton, "write_model", lambda *given: written.append(given[2]))
+    switch.poll()
+    assert [tuple(options.context) for options in written] == [loaded]

@@ -1,5 +1,6 @@
 """Publishing versions: to files alone, and with a real Redis that may be taken over or lost."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -836,7 +837,20 @@ def test_what_a_damaged_file_held_is_owed_by_its_partition(
     assert owed.damaged == (set(range(64)) if file == "commit.pb" else {int(path.name[2:4])})
 
 
-# --- former layouts -------------------------------------------------------------------------------
+# --- what requests carry --------------------------------------------------------------------------
+
+
+def test_a_manifest_names_the_users_columns_where_the_model_does(tmp_path: Path) -> None:
+    model = criteo()
+    context = (model.features[0].name, model.dense[0].name)
+    for name, of in (("without", model), ("with", dataclasses.replace(model, context=context))):
+        info = SnapshotInfo.of(of, lineage=1, version=1, watermark_ms=1)
+        write_snapshot(tmp_path / name, info, [], [])
+    manifest = read_manifest(tmp_path / "with")
+    assert manifest.pop("context") == list(context)
+    # A node looks for a column of DENSE by its name.
+    assert manifest.pop("dense_names") == list(model.raw_columns)
+    assert manifest == read_manifest(tmp_path / "without")
 
 
 def test_a_manifest_keeps_the_former_layouts(tmp_path: Path) -> None:

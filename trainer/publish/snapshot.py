@@ -110,8 +110,9 @@ class SnapshotInfo:
 
     Attributes:
         dense_names: Names of DENSE's columns, dense_features of them; asked for where `former` is
-            given.
+            given, and written there and with `context`.
         heads: Names of the dense net's heads, where there are several.
+        context: Names of the features and columns of DENSE that are the user's.
         former: The request layouts from before changes of the model, newest first, at most
             `MAX_FORMER`: nodes answer such requests too.
         bins: Bins of the features that are bins, for who asks; written where there is a dense net.
@@ -129,6 +130,7 @@ class SnapshotInfo:
     generation: int = 0  # the first version of this model; 0: of the run's first
     dense_names: Sequence[str] = ()
     heads: Sequence[str] = ()
+    context: Sequence[str] = ()
     former: Sequence[Layout] = ()
     bins: Sequence[Bins] = ()
 
@@ -160,6 +162,7 @@ class SnapshotInfo:
             generation=generation,
             dense_names=config.raw_columns,
             heads=[head.name for head in config.heads] if config.outputs > 1 else (),
+            context=config.context,
             former=former,
             bins=bins,
         )
@@ -194,13 +197,17 @@ def _made_json(feature: FeatureConfig) -> dict[str, object]:
     return {"crossed": feature.crossed} if feature.crossed else {}
 
 
+def _names_dense(info: SnapshotInfo) -> bool:
+    """Return whether nodes look for columns of DENSE by their names."""
+    return bool(info.dense_names and (info.former or info.context))
+
+
 def _former_json(info: SnapshotInfo) -> dict[str, object]:
     """Return what nodes bring requests of former layouts by: only where there are such."""
     if not info.former:
         return {}
     former = [{"keys": list(each.keys), "dense": list(each.dense)} for each in info.former]
-    named = {"dense_names": list(info.dense_names)} if info.dense_names else {}
-    return {**named, "former": former}
+    return {"former": former}
 
 
 def _sequences(config: ModelConfig) -> list[dict[str, object]]:
@@ -357,8 +364,10 @@ def _write_rest(
         "tables": [_table_json(table) for table in tables],
         "features": [_feature_json(each) | _made_json(each) for each in info.features],
         **({"sequences": info.sequences} if info.sequences else {}),
+        **({"dense_names": list(info.dense_names)} if _names_dense(info) else {}),
         **_former_json(info),
         **({"heads": list(info.heads)} if info.heads else {}),
+        **({"context": list(info.context)} if info.context else {}),
         "buckets": list(buckets),
         "dense": _write_dense(partial, dense, info) if dense else [],
         "dense_id": dense.id if dense else "",

@@ -83,6 +83,9 @@ struct Manifest {
   std::vector<std::string> dense_names = {};  // of those columns; empty: not known
   // The heads of the dense net, each with a score; empty: one, without a name.
   std::vector<std::string> heads = {};
+  // Features and columns of DENSE that are the user's, which its candidates share; empty: not
+  // known.
+  std::vector<std::string> context = {};
   std::vector<SequenceInfo> sequences;  // those whose columns nodes make
   // The newest first: requests in these columns are answered too.
   std::vector<RequestLayout> former = {};
