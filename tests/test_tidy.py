@@ -84,13 +84,18 @@ def test_code_says_what_it_is_and_stays_readable() -> None:
 
 # A comment that begins so leaves its subject to be guessed; write "The model's id.", not "Of the
 # model.".
-RIDDLE = re.compile(r"#?:? ?(Of|Whose|What|How many|How much) [a-z`]")
+RIDDLE = re.compile(r"(?:#:?|//+)? ?(Of|Whose|What|How many|How much) [a-z`]")
 # Still to be rewritten.
 RIDDLES = {"trainer/run/apart.py", "trainer/run/loop.py", "trainer/run/steps.py"}
 
 
 def _comments(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line and text of each comment and docstring of a Python file."""
+    """Yield the line and text of each comment and docstring of a file of Python or C++."""
+    if path.suffix != ".py":
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if found := re.search(r"(?:^|\s)(//.*)", line):
+                yield number, found[1]
+        return
     with tokenize.open(path) as file:
         text = file.read()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -105,7 +110,7 @@ def test_comments_name_their_subject_first() -> None:
     faults = [
         f"{name}:{line} begins with {found[1]!r}: begin with what it is about"
         for path, name in zip(CODE, _names(CODE), strict=True)
-        if path.suffix == ".py" and name not in RIDDLES
+        if path.suffix != ".proto" and name not in RIDDLES
         for line, text in _comments(path)
         if (found := RIDDLE.match(text))
     ]
