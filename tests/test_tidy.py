@@ -85,8 +85,6 @@ def test_code_says_what_it_is_and_stays_readable() -> None:
 # A comment that begins so leaves its subject to be guessed; write "The model's id.", not "Of the
 # model.".
 RIDDLE = re.compile(r"(?:#:?|//+)? ?(Of|Whose|What|How many|How much) [a-z`]")
-# Still to be rewritten.
-RIDDLES = {"trainer/run/apart.py", "trainer/run/loop.py", "trainer/run/steps.py"}
 
 
 def _comments(path: Path) -> Iterator[tuple[int, str]]:
@@ -110,7 +108,7 @@ def test_comments_name_their_subject_first() -> None:
     faults = [
         f"{name}:{line} begins with {found[1]!r}: begin with what it is about"
         for path, name in zip(CODE, _names(CODE), strict=True)
-        if path.suffix != ".proto" and name not in RIDDLES
+        if path.suffix != ".proto"
         for line, text in _comments(path)
         if (found := RIDDLE.match(text))
     ]

@@ -124,19 +124,19 @@ def _refused(run: RunConfig, what: str, instead: str) -> ConfigurationError:
 
 
 class Apart:
-    """What one rank has beside an ordinary run. `start`, `end` and what lies between: one thread.
+    """The part of one rank beside an ordinary run. For the training thread.
 
     Args:
         run: With an asynchronous strategy.
         ranks: More than one.
-        learner: Of this rank.
-        channel: Of the training thread.
+        learner: This rank's.
+        channel: The one of the training thread.
 
     Attributes:
-        hand_out: Of the first rank; None on the others.
-        meetings: Of the first rank, with `PartialAllReduce`.
+        hand_out: The queue of batches, on the first rank; None on the others.
+        meetings: The groups' meetings, on the first rank with `PartialAllReduce`.
         neighbours: With `Hop`.
-        replicas: Of the net.
+        replicas: The net's copies on all ranks.
     """
 
     def __init__(self, run: RunConfig, ranks: Ranks, learner: Learner, channel: Channel) -> None:

@@ -101,7 +101,7 @@ class Trainer:
             learned.
         ranks: Those of the run; None: this process alone.
         plan_file: Who owns which bucket; None: as much for each rank, by what was measured.
-        fork: Whose state a run begins with that has none of its own; None: nobody's.
+        fork: The run whose state this one begins with if it has none of its own; None: nobody's.
         change_model: Let the run go on with another model than its checkpoint's, with what it has
             learned carried over.
         storage: Where the publication has a copy, from which a folder that is empty is filled.
@@ -111,12 +111,12 @@ class Trainer:
             schedule of its checkpoint, None where there is none.
 
     Attributes:
-        state: What is learned, and up to where; of this rank, its rows.
-        versions: What publishes it.
-        steps: What scores events and learns from them.
-        uploader: What brings it to storage, on the first rank.
+        state: The learned state and how far the stream is learned; rows are this rank's alone.
+        versions: The publisher of the state.
+        steps: The scoring and learning of events.
+        uploader: The copier of the folder to storage, on the first rank.
         stopped: Whether `fit` came to its end because `stop` was called.
-        forked: What this run began with of another run or model; None: nothing.
+        forked: The state of another run or model that this run began with; None: none.
         warm_start: Folder of the run that it began with and whose place it did not keep, on the
             first rank, from `fit` on; empty: none.
 
@@ -334,7 +334,7 @@ class Trainer:
         returns, every version and checkpoint is there; when it raises, none is being written.
 
         Args:
-            source: What to learn from.
+            source: The events to learn from.
             gate: Holds back events that are not to be learned yet.
             progress: Hears on the first rank, in this thread, where the run is: every `every_s`
                 seconds while it learns, and at once when it waits for events.
@@ -377,7 +377,7 @@ class Trainer:
         batches = source.batches(batch_size=self.run.batch_size, start=self.state.offset)
 
         def ends() -> bool:
-            """What is done while there are no events; whether the run is to end."""
+            """Publish and tell while there are no events; return whether the run is to end."""
             self.steps.finish()
             self.versions.wait_published()
             if self._teller is not None:
@@ -605,7 +605,7 @@ class Trainer:
         Args:
             how: "whole", with a snapshot; "last", the same, at the end; "change", of the model; or
                 "snapshot" or "delta", where there is room.
-            number: Of the version; that of a change follows from the folder.
+            number: The version's; that of a change follows from the folder.
             watermark_ms: Its time.
         """
         if self._apart is not None:

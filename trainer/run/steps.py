@@ -39,11 +39,11 @@ class Steps:
 
     Args:
         run: The configuration.
-        state: Of the run; its learner takes the steps.
+        state: The run's; its learner takes the steps.
         ranks: Those of the run.
-        channel: Of the trainer's thread.
-        quarantine: Of batches that cannot be learned.
-        apart: Of ranks that need not be at the same step; None: they are.
+        channel: The one of the trainer's thread.
+        quarantine: The place of batches that cannot be learned.
+        apart: This rank's part where ranks need not be at the same step; None: they are.
         is_stopping: Whether a rank is to stop, as of what others have told.
 
     Attributes:
@@ -71,7 +71,7 @@ class Steps:
         self._is_stopping = is_stopping
         self.window = Window(self._learner, run)
         self.unsampled = 0
-        # Of many ranks every batch is asked for; of one, its rows may have to come from an SSD.
+        # With many ranks every batch's rows are asked for; with one, some may come from an SSD.
         self._waits = ranks.size > 1 or (run.ssd_budget_bytes > 0 and run.negative_rate == 1)
         self._apart = apart
         self._handed: HandedBatches | None = None  # on the first of ranks that are apart
