@@ -35,6 +35,10 @@ class HeldRows {
   bool Has(uint32_t table, uint64_t key) const {
     return rows() > 0 && slots_[Find(table, key)].count > 0;
   }
+  // Asks for the memory that Hold and Release of a key are about to read.
+  void AskFor(uint32_t table, uint64_t key) const {
+    if (!slots_.empty()) __builtin_prefetch(&slots_[HomeOf(table, key)], 1, 3);
+  }
   // Room for so many keys more. False: the budget has none; nothing has changed.
   bool Reserve(size_t keys);
   // Holds a key once more; true: it was not held. `bytes`: of a whole row of the table.

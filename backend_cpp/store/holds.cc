@@ -11,6 +11,8 @@ namespace {
 
 // Keys of one hold of a pool's writer: well under a millisecond.
 constexpr size_t kTurnKeys = 8192;
+// Keys whose holds are asked of memory before they are read: each waits for memory otherwise.
+constexpr size_t kAskedAhead = 16;
 
 uint64_t BytesOf(const StoreState& store, const RowPool& pool, const Table& table) {
   const RowLayout& layout = table.config.layout;
@@ -35,6 +37,9 @@ size_t ForKeysOf(const StoreState& store, RowPool* pool, std::span<const TableKe
       if (!status->ok()) return seen;
       for (; k < end && seen < most; ++k) {
         const auto key = static_cast<uint64_t>(each.keys[k]);
+        if (k + kAskedAhead < end) {
+          pool->held.AskFor(each.table, static_cast<uint64_t>(each.keys[k + kAskedAhead]));
+        }
         if (table.NewestOf(HashKey(key))->pool != pool) continue;
         *status = visit(each.table, key, bytes);
         if (!status->ok()) return seen;

@@ -246,8 +246,8 @@ Result<Location> Residency::ResidentRow(RowPool* pool, uint32_t t, uint32_t b, u
   return index.At(index.Locate(HashKey(key), key));
 }
 
-void Residency::Install(RowPool* pool, uint32_t t, Bucket* bucket, uint64_t key,
-                        const std::byte* bytes, uint64_t slot) {
+Location Residency::Install(RowPool* pool, uint32_t t, Bucket* bucket, uint64_t key,
+                            const std::byte* bytes, uint64_t slot) {
   const Table& table = store_.tables[t];
   BucketIndex& index = bucket->index;
   const uint32_t entry = index.Locate(HashKey(key), key);
@@ -263,6 +263,7 @@ void Residency::Install(RowPool* pool, uint32_t t, Bucket* bucket, uint64_t key,
   if (pool->policy != nullptr) pool->policy->Enter(key);
   reclaimer_.RetirePlace(pool, table, place);
   ++store_.counters.promoted;
+  return moved;
 }
 
 Status Residency::PromoteOne(RowPool* pool, const Access& row) {
@@ -291,8 +292,9 @@ Result<Location> Residency::BringRow(RowPool* pool, const SsdBatch& batch, size_
     const uint32_t aux = store_.AuxBytes(table);
     const Result<uint64_t> slot = AllocateDdr(pool, table, batch.bytes_of(i) - aux, aux);
     if (!slot.ok()) return slot.status();
-    Install(pool, row.table, bucket, row.key, bytes, slot.value());
-  } else if (there) {
+    return Install(pool, row.table, bucket, row.key, bytes, slot.value());
+  }
+  if (there) {
     EMBERTIDE_RETURN_IF_ERROR(batch.StatusOf(i));
   }
   return ResidentRow(pool, row.table, store_.tables[row.table].BucketOf(HashKey(row.key)), row.key);

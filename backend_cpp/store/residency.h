@@ -75,9 +75,10 @@ class Residency {
   // Brings those of the rows to DDR that are on the SSD and can be read, and lets go of the writer
   // while the drive works. Requires: each key of a table once.
   void BringRows(RowPool* pool, std::span<const Access> rows, WriterLock* writer);
-  // Gives a row of the SSD, read to `bytes`, a slot of DDR that was allocated for it.
-  void Install(RowPool* pool, uint32_t table, Bucket* bucket, uint64_t key, const std::byte* bytes,
-               uint64_t slot);
+  // Gives a row of the SSD, read to `bytes`, a slot of DDR that was allocated for it. Returns its
+  // place there.
+  Location Install(RowPool* pool, uint32_t table, Bucket* bucket, uint64_t key,
+                   const std::byte* bytes, uint64_t slot);
 
  private:
   // Room in a bucket's index as `reserve` makes it.

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import logging
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -229,6 +230,38 @@ def test_the_window_is_longer_where_the_drive_is_slower_than_the_net(tmp_path: P
     assert lengths[1] <= 64
 
 
+def test_a_hold_for_which_there_is_no_room_is_seldom_tried(tmp_path: Path) -> None:
+    run = held(dataclasses.replace(IN_DDR, batch_size=16), tmp_path / "ssd", 0)
+    learner = Learner(run)
+    window = Window(learner, run)
+    window._length = lambda: 64  # type: ignore[method-assign]  # bytes alone bound it
+    real, tries = learner.rows.hold, list[bool]()
+
+    def hold(keys: Any) -> bool:
+        tries.append(real(keys))
+        return tries[-1]
+
+    def settle() -> None:
+        window._workers.submit(lambda: None).result()  # behind what its thread has to do
+
+    learner.rows.hold = hold  # type: ignore[method-assign]
+    batches, lengths = random_batches(9, 80, 16, 0.5), list[int]()
+    for batch in batches:
+        while not window.has_room():
+            lengths.append(len(window))
+            window.done(window.take())
+            settle()
+        window.put(batch, batch, None)
+        settle()
+    while len(window) > 0:
+        window.done(window.take())
+        settle()
+    assert tries.count(True) == len(batches)
+    assert len(lengths) > 40
+    assert statistics.mean(lengths) > 3, "what there is room for is held"
+    assert tries.count(False) < len(batches) // 5
+
+
 def test_a_failed_read_comes_where_its_batch_would_and_leaves_nothing_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,7 +336,11 @@ def test_a_run_with_a_window_ends_with_the_bytes_of_one_in_ddr(
         )
     figures = trainer.figures()["window"]
     assert (figures["misses"], figures["unheld"]) == (0, 0)
-    assert trainer.state.rows.stats()["evictions_to_ssd"] > 100
+    stats = trainer.state.rows.stats()
+    assert stats["evictions_to_ssd"] > 100
+    assert stats["evictions_by_writers"] < stats["evictions_to_ssd"], (
+        "the window's thread makes room, too"
+    )
     assert (figures["batches"], figures["held_rows"]) == (0, 0)
 
 

@@ -159,6 +159,8 @@ class EmbeddingStore(nn.Module):
 
     Attributes:
         served: With `max_staleness`, how ranks read and change one another's rows; else None.
+        maintains: Whether `step` calls `store.maintain`; else another thread does it, after each
+            batch or so.
     """
 
     def __init__(
@@ -223,6 +225,7 @@ class EmbeddingStore(nn.Module):
             self.served = self.exchange
             self.served.server = RowServer(max_staleness, self._serve_rows, self._apply)
         self._on_ssd = ssd_budget_bytes > 0
+        self.maintains = True
         self.steps = self._pruned_at = self.passes = 0
         self.pruned: _store.PruneOutcome | None = None  # the newest pass
         self._poolings = [column.pooling for column in config.columns]
@@ -515,7 +518,8 @@ class EmbeddingStore(nn.Module):
         )
         self.steps += 1
         self._prune()
-        self.store.maintain()
+        if self.maintains:
+            self.store.maintain()
         return updated
 
     def drop_gradients(self) -> None:

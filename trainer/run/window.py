@@ -35,6 +35,8 @@ from embertide.trainer.publish.threads import Workers
 _MERGED_KEYS = 1 << 16
 _NEWEST = 0.1  # share of the newest batch in means of times
 _LEAST_BATCHES = 2
+# A hold that failed is tried again with so many times the room; the next ones need less and less.
+_MORE_ROOM, _LESS_ROOM = 1.3, 0.95
 
 log = logging.getLogger(__name__)
 
@@ -109,8 +111,10 @@ class Window:
         self._counts = dict.fromkeys(("hits", "misses", "unheld", "short"), 0)
         self._wait_s = self._most_delay_s = 0.0
         self._most_held = (0, 0)
+        self._wanted_bytes = 0.0  # of room for one more batch, beside others
         if self.holds:
             _check(run, learner)
+            self._rows.maintains = False  # `_plan` does, beside the net
 
     def __len__(self) -> int:
         """Return how many batches wait to be learned."""
@@ -263,6 +267,8 @@ class Window:
         with self._planning:
             while some := self._next():
                 self._bring(some)
+                if self.holds:
+                    self._rows.store.maintain()  # room for the next ones
 
     def _next(self) -> list[Waiting]:
         """Return the next batches, whose rows are held if rows are; none: there is no room."""
@@ -290,14 +296,9 @@ class Window:
         keys = self._learner.table_keys(entry.whole)
         while True:
             with self._lock:
-                released = self._released
-            if self._rows.hold(keys):
-                with self._lock:
-                    self._held += 1
+                released, alone = self._released, self._held == 0
+            if (alone or self._is_worth_trying()) and self._hold_now(keys, alone=alone):
                 entry.rows = keys
-                rows, held_bytes, _bound = self._rows.store.held()
-                most = self._most_held
-                self._most_held = max(most[0], rows), max(most[1], held_bytes)
                 return True
             with self._lock:
                 if released != self._released:
@@ -316,6 +317,29 @@ class Window:
                     self._rows.store.held()[2],
                 )
             return True
+
+    def _is_worth_trying(self) -> bool:
+        """Return whether there may be room: a hold that fails costs as much as another."""
+        _rows, held_bytes, bound_bytes = self._rows.store.held()
+        if bound_bytes - held_bytes >= self._wanted_bytes:
+            return True
+        self._wanted_bytes *= _LESS_ROOM
+        return False
+
+    def _hold_now(self, keys: TableKeys, *, alone: bool) -> bool:
+        """Hold these keys, if there is room; `alone`: no other batch is held."""
+        _rows, before_bytes, bound_bytes = self._rows.store.held()
+        if not self._rows.hold(keys):
+            self._wanted_bytes = _MORE_ROOM * (bound_bytes - before_bytes)
+            return False
+        with self._lock:
+            self._held += 1
+        rows, held_bytes, _bound = self._rows.store.held()
+        most = self._most_held
+        self._most_held = max(most[0], rows), max(most[1], held_bytes)
+        if not alone:  # else it shared its rows with no other
+            self._wanted_bytes = held_bytes - before_bytes
+        return True
 
     def _bring(self, some: list[Waiting]) -> None:
         """Bring the rows of some batches."""
