@@ -22,7 +22,7 @@ _SIZES = "0.1%,1%,10%"
 _POLICIES = (*cache.policy_names(), "reuse-density:2", "lru:2", "lfu:2")
 _OURS, _PEER = _POLICIES[0], "s3-fifo"
 # The recommended policy may be so much below the better of the two simple choices, nowhere more.
-_MOST_BELOW = 0.005
+_MAX_BELOW = 0.005
 _GENERATED_HOURS = 96
 
 
@@ -52,7 +52,7 @@ def _hit_rates(name: str, figures: cache.CacheFigures) -> list[report.Row]:
                 [1e4 * peer],
                 peer_name="better of LRU and the best fixed set",
                 better="higher",
-                target=round((peer - _MOST_BELOW) / peer, 4),
+                target=round((peer - _MAX_BELOW) / peer, 4),
             )
             for policy, rate in rates.items()
         ]

@@ -17,7 +17,7 @@ from bench.report import CONSOLE
 from bench.servers import BUILD, ROOT, BenchError
 from embertide._common.errors import OperatingError
 
-_MOST_SHOWN = 60  # of more rows those that have a target are shown
+_MAX_SHOWN = 60  # of more rows those that have a target are shown
 Measure = Callable[[Any], Iterable[report.Row]]  # takes the options
 
 
@@ -26,7 +26,7 @@ def options(name: str, doc: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"bench.{name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
+    parser.add_argument("--repetitions", type=int, default=report.MIN_REPETITIONS)
     parser.add_argument("--out", type=Path, default=BUILD / "bench" / f"{name}.json")
     return parser
 
@@ -121,7 +121,7 @@ def _rows(
         CONSOLE.print(f"[red]{title}:", str(error), markup=True)
         failed = 1
     barred = [row for row in rows if row.target]
-    shown = barred if barred and len(rows) > _MOST_SHOWN else rows
+    shown = barred if barred and len(rows) > _MAX_SHOWN else rows
     if shown:
         report.show(title, shown)
         CONSOLE.print(f"{len(rows)} rows: {path}")

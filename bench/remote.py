@@ -24,9 +24,9 @@ from embertide.server.adapters.redis import RedisOptions, RedisServer
 _BATCH = 64
 _WINDOW_MS = 500
 _FOLDER = BUILD / "bench" / "remote"
-_LEAST_RATE, _MOST_P99 = 0.6, 1.8  # half remote / all local
-_LEAST_BY_TLS, _MOST_P99_BY_TLS = 0.9, 1.15  # TLS / plain text
-_LEAST_COUNTED = 0.99  # a node that shares a model counts its reads; one alone does not
+_MIN_RATE, _MAX_P99 = 0.6, 1.8  # half remote / all local
+_MIN_BY_TLS, _MAX_P99_BY_TLS = 0.9, 1.15  # TLS / plain text
+_MIN_COUNTED = 0.99  # a node that shares a model counts its reads; one alone does not
 _CLAIMS = {("copies", "local"): "23.5", ("none", "local"): "23.5", ("tls", "none"): "21.2"}
 _SHAPE = Shape(name="criteo", rows=200_000)
 _SAID = {
@@ -131,11 +131,11 @@ def _measure(stack: contextlib.ExitStack, repetitions: int) -> list[report.Row]:
     rows = []
     case = f"lookup {_SHAPE.tables}x{_SHAPE.rows}x{_SHAPE.dim}, batch {_BATCH}"
     for ours, peer, least, most in (
-        ("counted", "local", _LEAST_COUNTED, 0.0),
-        ("copies", "local", _LEAST_RATE, _MOST_P99),
-        ("none", "local", _LEAST_RATE, _MOST_P99),
+        ("counted", "local", _MIN_COUNTED, 0.0),
+        ("copies", "local", _MIN_RATE, _MAX_P99),
+        ("none", "local", _MIN_RATE, _MAX_P99),
         ("copies", "none", 0.0, 0.0),
-        ("tls", "none", _LEAST_BY_TLS, _MOST_P99_BY_TLS),
+        ("tls", "none", _MIN_BY_TLS, _MAX_P99_BY_TLS),
     ):
         claim = _CLAIMS.get((ours, peer), "")
         said = (f"{case}, {_SAID[ours]}", measured[ours], measured[peer])

@@ -17,7 +17,7 @@ from rich.table import Table
 # The console for a benchmark's messages while it runs.
 CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 # Fewer repetitions say nothing of the spread.
-LEAST_REPETITIONS = 5
+MIN_REPETITIONS = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,7 +37,7 @@ _RATE_SHARE = 0.5  # of the requests/s in closed loop
 _BEFORE_S = 3.0
 _SETTLE_S = 1.0  # at the begin of a load, before anything counts
 _OPERATION_S = 120.0
-_MOST_P99, _LEAST_RATE = 1.5, 0.9  # during / before
+_MAX_P99, _MIN_RATE = 1.5, 0.9  # during / before
 _FAILURES_SHOWN, _CHARACTERS_SHOWN = 5, 200
 
 
@@ -228,7 +228,7 @@ def _rows(pairs: Sequence[Pair], budget: control_pb2.ReshardBudget) -> list[repo
         [pair.p99_us_before for pair in at_rate],
         peer_name=peer,
         better="lower",
-        target=_MOST_P99,
+        target=_MAX_P99,
     )
     throughput = report.compare(
         (f"{case}, closed loop", "throughput", "requests/s"),
@@ -236,7 +236,7 @@ def _rows(pairs: Sequence[Pair], budget: control_pb2.ReshardBudget) -> list[repo
         [pair.requests_per_s_before for pair in closed],
         peer_name=peer,
         better="higher",
-        target=_LEAST_RATE,
+        target=_MIN_RATE,
     )
     return [p99, throughput]
 

@@ -30,8 +30,8 @@ _FOLDER = BUILD / "bench" / "soak"
 _EVERY_S = 5.0
 _SAID_EVERY = 12  # samples
 _WARM_UP = 1 / 3
-_LEAST_SAMPLES = 12
-_MOST_GROWTH = 0.1  # of the mean, over the last two thirds
+_MIN_SAMPLES = 12
+_MAX_GROWTH = 0.1  # of the mean, over the last two thirds
 _FLAT = ("rss", "descriptors", "threads", "p99")
 
 Sample = dict[str, float]
@@ -145,7 +145,7 @@ def _rows(samples: Sequence[Sample]) -> list[report.Row]:
                     (case, f"growth of {name}", "share of its mean"),
                     [growth(at_s, series)],
                     better="lower",
-                    target=_MOST_GROWTH,
+                    target=_MAX_GROWTH,
                     claim="18.10",
                 )
             )
@@ -185,7 +185,7 @@ def _measure(given: argparse.Namespace) -> Iterator[report.Row]:
         samples = [json.loads(line) for line in given.again.read_text().splitlines()]
     else:
         samples = _run(given.minutes, given.events_per_s)
-    if len(samples) < _LEAST_SAMPLES:
+    if len(samples) < _MIN_SAMPLES:
         raise BenchError(f"{len(samples)} samples say nothing: take a minute at least")
     yield from _rows(samples)
     _draw(samples, given.out)

@@ -17,9 +17,9 @@
 namespace embertide {
 namespace {
 
-constexpr uint32_t kMostNodes = 1024;  // as the kernel's own bound
+constexpr uint32_t kMaxNodes = 1024;  // as the kernel's own bound
 constexpr uint32_t kWordBits = std::numeric_limits<unsigned long>::digits;
-using NodeMask = std::array<unsigned long, kMostNodes / kWordBits>;
+using NodeMask = std::array<unsigned long, kMaxNodes / kWordBits>;
 
 // False: it is no number.
 bool ParseNumber(const std::string& text, uint32_t* number) {
@@ -52,11 +52,11 @@ Status Refused(const char* what, uint32_t node) {
 std::vector<uint32_t> NumaNodes() {
   NodeMask mask{};
   std::vector<uint32_t> nodes;
-  if (syscall(SYS_get_mempolicy, nullptr, mask.data(), kMostNodes, nullptr, MPOL_F_MEMS_ALLOWED) !=
+  if (syscall(SYS_get_mempolicy, nullptr, mask.data(), kMaxNodes, nullptr, MPOL_F_MEMS_ALLOWED) !=
       0) {
     return nodes;
   }
-  for (uint32_t node = 0; node < kMostNodes; ++node) {
+  for (uint32_t node = 0; node < kMaxNodes; ++node) {
     if ((mask[node / kWordBits] >> node % kWordBits & 1U) != 0) nodes.push_back(node);
   }
   return nodes;
@@ -87,7 +87,7 @@ Status BindMemory(void* memory, uint64_t bytes, uint32_t node) {
   NodeMask mask{};
   mask[node / kWordBits] = 1UL << node % kWordBits;
   // The kernel takes one bit less than it is told of.
-  if (syscall(SYS_mbind, memory, bytes, MPOL_BIND, mask.data(), kMostNodes + 1, 0) == 0) {
+  if (syscall(SYS_mbind, memory, bytes, MPOL_BIND, mask.data(), kMaxNodes + 1, 0) == 0) {
     return Status::Ok();
   }
   return Refused("binding memory", node);

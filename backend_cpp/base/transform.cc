@@ -15,7 +15,7 @@ namespace embertide {
 namespace {
 
 constexpr double kMost = std::numeric_limits<float>::max();
-constexpr double kLeastStd = std::numeric_limits<float>::min();
+constexpr double kMinStd = std::numeric_limits<float>::min();
 constexpr std::array<const char*, 5> kKindNames = {"clip", "log1p", "standardise", "quantile",
                                                    "bucketise"};
 
@@ -135,7 +135,7 @@ DenseStep StandardiseFromJson(const OrderedJson& json) {
   step.kind = StepKind::kStandardise;
   step.mean = Number(json.at("mean"), "mean");
   step.std = Number(json.at("std"), "std");
-  if (step.std < kLeastStd) Refuse("field \"std\" is " + json.at("std").dump() + ", not above 0");
+  if (step.std < kMinStd) Refuse("field \"std\" is " + json.at("std").dump() + ", not above 0");
   return step;
 }
 

@@ -15,7 +15,7 @@ namespace embertide {
 namespace {
 
 // Regions that one call of NextDue looks at.
-constexpr size_t kMostLookedAt = 16;
+constexpr size_t kMaxLookedAt = 16;
 
 std::byte* Map(uint64_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
@@ -145,7 +145,7 @@ void PagePool::ReturnUnused(uint32_t at) {
 }
 
 std::optional<uint32_t> PagePool::NextDue(Clock::time_point now) {
-  for (size_t left = std::min(due_.size(), kMostLookedAt); left > 0; --left) {
+  for (size_t left = std::min(due_.size(), kMaxLookedAt); left > 0; --left) {
     const uint32_t at = due_.front();
     Region& region = regions_[at];
     if (region.whole == FullMask() && now < region.full_since + kFullFor) {

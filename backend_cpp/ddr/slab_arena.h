@@ -40,11 +40,11 @@ namespace embertide {
 
 // Bytes of a page: a 4096th of the budget, so that a class that is hardly used wastes little, but
 // no more than are of use (64 small pages of the TLB), and no fewer than PagePool has.
-inline constexpr uint32_t kLeastSlabPageBytes = 64 * 1024;
-inline constexpr uint32_t kMostSlabPageBytes = 256 * 1024;
+inline constexpr uint32_t kMinSlabPageBytes = 64 * 1024;
+inline constexpr uint32_t kMaxSlabPageBytes = 256 * 1024;
 constexpr uint32_t SlabPageBytes(uint64_t budget_bytes) {
   return static_cast<uint32_t>(std::clamp<uint64_t>(std::bit_floor(budget_bytes / 4096),
-                                                    kLeastSlabPageBytes, kMostSlabPageBytes));
+                                                    kMinSlabPageBytes, kMaxSlabPageBytes));
 }
 inline constexpr uint32_t kSlotUnitBytes = 8;
 // A slot of at least 16 bytes keeps ordinals within the 16 bits of a link.

@@ -77,7 +77,7 @@ TEST(SlabArenaTest, APageIsAShareOfTheBudgetWithinBounds) {
 }
 
 TEST(SlabArenaTest, TheBudgetRefuses) {
-  ByteBudget budget(2 * kLeastSlabPageBytes);
+  ByteBudget budget(2 * kMinSlabPageBytes);
   SlabArena arena(&budget);
   int allocated = 0;
   while (arena.Allocate(1024, 0).ok()) ++allocated;
@@ -86,7 +86,7 @@ TEST(SlabArenaTest, TheBudgetRefuses) {
 }
 
 TEST(SlabArenaTest, IntegrityFindsASlotNamedTwiceOrLost) {
-  ByteBudget budget(2 * kLeastSlabPageBytes);
+  ByteBudget budget(2 * kMinSlabPageBytes);
   SlabArena arena(&budget);
   const uint64_t a = *arena.Allocate(64, 0);
   const uint64_t b = *arena.Allocate(64, 0);
@@ -96,7 +96,7 @@ TEST(SlabArenaTest, IntegrityFindsASlotNamedTwiceOrLost) {
 }
 
 TEST(SlabArenaTest, SparsePagesAreCondemnedAndEmptiedOnesGivenBack) {
-  ByteBudget budget(64 * kLeastSlabPageBytes);
+  ByteBudget budget(64 * kMinSlabPageBytes);
   SlabArena arena(&budget);
   std::vector<uint64_t> slots;
   for (int i = 0; i < 40 * 64; ++i) slots.push_back(*arena.Allocate(1024, 0));
@@ -119,8 +119,7 @@ TEST(SlabArenaTest, SparsePagesAreCondemnedAndEmptiedOnesGivenBack) {
   }
   EXPECT_FALSE(arena.has_condemned());
   EXPECT_TRUE(arena.CheckIntegrity(kept).ok());
-  EXPECT_LE(arena.page_bytes(), 6ULL * kLeastSlabPageBytes)
-      << "4 pages hold the tenth that is left";
+  EXPECT_LE(arena.page_bytes(), 6ULL * kMinSlabPageBytes) << "4 pages hold the tenth that is left";
 }
 
 }  // namespace

@@ -91,10 +91,10 @@ grpc::Status Admission::CheckToken(const std::string& authorization) const {
 
 grpc::Status Admission::CheckModel(const Guest& guest, const std::string& model) const {
   if (guest.model.empty() || guest.model == model) return grpc::Status::OK;
-  constexpr size_t kMostShown = 80;
+  constexpr size_t kMaxShown = 80;
   return Refuse(Refused::kRight, grpc::StatusCode::PERMISSION_DENIED,
                 "the caller is of model '" + guest.model + "' alone; this is '" +
-                    model.substr(0, kMostShown) + "'");
+                    model.substr(0, kMaxShown) + "'");
 }
 
 }  // namespace embertide::front

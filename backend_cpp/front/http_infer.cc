@@ -22,7 +22,7 @@ namespace {
 constexpr unsigned kMaxConnections = 256;
 constexpr unsigned kMaxConnectionsOfOne = 128;
 constexpr size_t kConnectionBytes = 32 << 10;
-constexpr std::chrono::seconds kMostTime{60};  // of a call
+constexpr std::chrono::seconds kMaxTime{60};  // of a call
 constexpr unsigned kOk = MHD_HTTP_OK;
 
 unsigned HttpCode(grpc::StatusCode code) {
@@ -239,7 +239,7 @@ std::unique_ptr<HttpInfer::Impl::Call> HttpInfer::Impl::Begin(MHD_Connection* co
 }
 
 MHD_Result HttpInfer::Impl::Send(Call* call, const char* method) {
-  call->context.set_deadline(std::chrono::system_clock::now() + kMostTime);
+  call->context.set_deadline(std::chrono::system_clock::now() + kMaxTime);
   if (!call->authorization.empty()) {
     call->context.AddMetadata("authorization", call->authorization);
   }

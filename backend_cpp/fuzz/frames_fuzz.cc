@@ -38,9 +38,9 @@ constexpr uint64_t kRunsACheck = 256;
 constexpr size_t kOpen = 128;
 // From hanging up until the node has ended a connection, on a machine with other work.
 constexpr int kEndMs = 60'000;
-constexpr size_t kMostAnswer = 64 << 10;  // bytes that a stranger is sent
+constexpr size_t kMaxAnswer = 64 << 10;  // bytes that a stranger is sent
 // Memory allocated in this process: the node, its connections, the fuzzer's own corpus.
-constexpr size_t kMostAllocated = 96 << 20;
+constexpr size_t kMaxAllocated = 96 << 20;
 
 // Is called by those alone who may.
 class Handler : public NodeHandler {
@@ -98,7 +98,7 @@ struct Node {
   // Those who may call are answered, and what strangers left behind is bounded.
   void Check() {
     const size_t allocated = __sanitizer_get_current_allocated_bytes();
-    EMBERTIDE_CHECK(allocated <= kMostAllocated);
+    EMBERTIDE_CHECK(allocated <= kMaxAllocated);
     handler.ours = true;
     for (const auto& stub : stubs) {
       grpc::ClientContext context;
@@ -226,7 +226,7 @@ class Strangers {
       const ssize_t size = ::recv(socket, answer, sizeof(answer), 0);
       if (size <= 0) break;
       answered += static_cast<size_t>(size);
-      EMBERTIDE_CHECK(answered <= kMostAnswer);
+      EMBERTIDE_CHECK(answered <= kMaxAnswer);
     }
     ::close(socket);
   }

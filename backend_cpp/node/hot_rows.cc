@@ -13,9 +13,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr uint32_t kLeastSlots = 8;
+constexpr uint32_t kMinSlots = 8;
 // The largest part of `bytes` for reads that wait for the keeper.
-constexpr uint64_t kMostLogBytes = 4 << 20;
+constexpr uint64_t kMaxLogBytes = 4 << 20;
 // Reads a second that the keeper hears of: some 100 ns each, more for a row that enters.
 constexpr double kHeardASecond = 20'000;
 constexpr milliseconds kRateEvery{100};
@@ -28,7 +28,7 @@ constexpr milliseconds kLatest{200};
 // A row that nobody read for so many versions is not kept up to date.
 constexpr uint8_t kIdleVersions = 2;
 constexpr uint8_t kFree = 255;
-constexpr size_t kMostWishes = 4096;
+constexpr size_t kMaxWishes = 4096;
 // Few enough that a request which shares the call does not wait for long.
 constexpr size_t kKeysAPart = 2048;
 
@@ -73,7 +73,7 @@ std::shared_ptr<HotRows::Part> HotRows::MakePart(uint64_t bytes, uint32_t slots,
   const uint64_t fixed = MostPolicyBytes(options_.policy, 0);
   const uint64_t each = HotSet::SlotBytes(payload_bytes) + MostPolicyBytes(options_.policy, 1) -
                         fixed + sizeof(uint32_t) + 1;
-  if (bytes < fixed + each * std::min(slots, kLeastSlots)) return nullptr;
+  if (bytes < fixed + each * std::min(slots, kMinSlots)) return nullptr;
   slots = static_cast<uint32_t>(std::min<uint64_t>(slots, (bytes - fixed) / each));
   auto part = std::make_shared<Part>(slots, payload_bytes);
   PolicyOptions made;
@@ -90,7 +90,7 @@ std::shared_ptr<HotRows::Part> HotRows::MakePart(uint64_t bytes, uint32_t slots,
 void HotRows::MakeSets(const std::map<uint32_t, uint32_t>& limits, bool keep) {
   auto made = std::make_shared<Sets>();
   made->by_table_.resize(manifest_.tables.size());
-  uint64_t left = options_.bytes - std::min(kMostLogBytes, options_.bytes / 8);
+  uint64_t left = options_.bytes - std::min(kMaxLogBytes, options_.bytes / 8);
   const auto bytes_of = [](const Part& part) {
     return part.set.bytes() + part.policy->bytes() + part.idle.size() * (sizeof(uint32_t) + 1);
   };
@@ -208,7 +208,7 @@ void HotRows::Leave(Part* part, uint32_t slot) {
 void HotRows::Note(std::span<const Asked> asked, size_t met) {
   met_.fetch_add(met, std::memory_order_relaxed);
   if (asked.empty() || task_ == nullptr) return;
-  const uint64_t most = std::min(kMostLogBytes, options_.bytes / 8) / 2;  // two logs take turns
+  const uint64_t most = std::min(kMaxLogBytes, options_.bytes / 8) / 2;  // two logs take turns
   constexpr size_t kEach = sizeof(Asked) + sizeof(size_t);
   bool first = false;
   size_t taken = 0;
@@ -296,7 +296,7 @@ void HotRows::Take(const Asked& asked) {
   if (asked.how == Asked::How::kRow) {
     Enter(part, asked.name, asked.row, asked.payload, asked.version);
     if (asked.version != aged_) NoteBehind();
-  } else if (wishes_.size() < kMostWishes) {
+  } else if (wishes_.size() < kMaxWishes) {
     wishes_.push_back(asked.name);
   }
 }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kHotKeys = 4096;
 constexpr double kToldASecond = 20'000;
-constexpr uint32_t kMostEvery = 1 << 16;
+constexpr uint32_t kMaxEvery = 1 << 16;
 
 uint64_t ProcessCpuUs() {
   timespec spent{};
@@ -54,8 +54,8 @@ void LoadMeter::Turn(std::chrono::steady_clock::time_point now) {
   if (passed < length_) return;
   ++turns_;
   const double seconds = std::chrono::duration<double>(now - begun_).count();
-  every_ = static_cast<uint32_t>(std::clamp(
-      static_cast<double>(stood_for_) / seconds / kToldASecond, 1.0, double{kMostEvery}));
+  every_ = static_cast<uint32_t>(
+      std::clamp(static_cast<double>(stood_for_) / seconds / kToldASecond, 1.0, double{kMaxEvery}));
   told_ = stood_for_ = 0;
   std::swap(last_, now_);
   misses_.EndWindow(ReadsHere(last_.buckets));
@@ -126,7 +126,7 @@ void LoadMeter::Observe(std::span<const ObservedRead> reads) {
   told_ += reads.size();
   // A burst is not waited out.
   const double most = kToldASecond * std::chrono::duration<double>(length_).count();
-  if (static_cast<double>(told_) > 2 * most && every_ < kMostEvery) {
+  if (static_cast<double>(told_) > 2 * most && every_ < kMaxEvery) {
     every_ = 2 * every_;
     told_ = 0;
   }

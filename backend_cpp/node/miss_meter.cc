@@ -13,19 +13,19 @@ namespace embertide {
 namespace {
 
 constexpr uint64_t kSamples = 1 << 16;  // of the ring
-constexpr size_t kMostWindows = 256;
-constexpr size_t kLeastWindows = 8;
+constexpr size_t kMaxWindows = 256;
+constexpr size_t kMinWindows = 8;
 // More samples a window than this, and the ring would cover too few windows.
-constexpr uint64_t kMostAWindow = kSamples / (2 * kLeastWindows);
+constexpr uint64_t kMaxAWindow = kSamples / (2 * kMinWindows);
 // Fewer say nothing.
-constexpr size_t kLeastSamples = 200;
+constexpr size_t kMinSamples = 200;
 constexpr uint32_t kPoints = 16;
-constexpr uint32_t kLeastOfDistinct = 512;  // the first point is a so-manieth of the distinct keys
+constexpr uint32_t kMinOfDistinct = 512;  // the first point is a so-manieth of the distinct keys
 
 // Geometric, from a small part of the distinct keys to all of them.
 std::vector<uint32_t> Capacities(uint32_t distinct) {
   std::vector<uint32_t> capacities;
-  const double first = std::max(1.0, static_cast<double>(distinct) / kLeastOfDistinct);
+  const double first = std::max(1.0, static_cast<double>(distinct) / kMinOfDistinct);
   for (uint32_t p = 0; p < kPoints; ++p) {
     const double share = static_cast<double>(p) / (kPoints - 1);
     const auto capacity =
@@ -116,14 +116,14 @@ void MissMeter::EndWindow(std::vector<uint64_t> reads) {
   const MutexLock lock(mutex_);
   const uint64_t samples = told_ - window_begin_;
   windows_.push_back({window_begin_, std::move(reads)});
-  if (samples > kMostAWindow) {
-    halvings_ += std::bit_width(samples / kMostAWindow);
+  if (samples > kMaxAWindow) {
+    halvings_ += std::bit_width(samples / kMaxAWindow);
     Restart();
-  } else if (halvings_ > 0 && windows_.size() >= kMostWindows && told_ < kSamples / 8) {
+  } else if (halvings_ > 0 && windows_.size() >= kMaxWindows && told_ < kSamples / 8) {
     --halvings_;
     Restart();
   }
-  while (windows_.size() > kMostWindows ||
+  while (windows_.size() > kMaxWindows ||
          (!windows_.empty() && windows_.front().begin + kSamples < told_)) {
     windows_.pop_front();
   }
@@ -132,7 +132,7 @@ void MissMeter::EndWindow(std::vector<uint64_t> reads) {
 
 std::optional<MissMeter::Sample> MissMeter::Take() const {
   const MutexLock lock(mutex_);
-  if (windows_.size() < kLeastWindows) return std::nullopt;
+  if (windows_.size() < kMinWindows) return std::nullopt;
   const size_t middle = windows_.size() / 2;
   Sample sample;
   sample.factor = static_cast<double>(uint64_t{kWatchEvery} << halvings_);
@@ -169,7 +169,7 @@ std::vector<MissCurve> MissMeter::Curves(
   std::vector<MissCurve> curves;
   for (const auto& [name, stream] : streams) {
     const auto& [table, device] = name;
-    if (stream.counted() < kLeastSamples || sample->reads[table] == 0) continue;
+    if (stream.counted() < kMinSamples || sample->reads[table] == 0) continue;
     const double share =
         static_cast<double>(stream.counted()) / static_cast<double>(counted[table]);
     std::optional<MissCurve> curve =

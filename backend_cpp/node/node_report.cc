@@ -11,7 +11,7 @@
 namespace embertide {
 namespace {
 
-constexpr int kMostFailing = 16;  // tasks that a beat names
+constexpr int kMaxFailing = 16;  // tasks that a beat names
 // Making them takes a tenth of a second of one core.
 constexpr std::chrono::seconds kCurvesEvery{60};
 
@@ -98,7 +98,7 @@ void NodeReport::Beat(v1::HeartbeatRequest* beat) const {
   beat->set_buckets_left(moved.left);
   beat->set_full(moved.full);
   for (const TaskHealth& task : state_.AllTasks()) {
-    if (task.failing && beat->failing_size() < kMostFailing) FillTask(task, beat->add_failing());
+    if (task.failing && beat->failing_size() < kMaxFailing) FillTask(task, beat->add_failing());
   }
   beat->set_p99_us(state_.latency()->P99Us());
 }

@@ -32,7 +32,7 @@ Result<std::string> SnapshotTensors(const std::string& directory, const Manifest
 
 // How often it is looked whether a seal is due, or its folder has room again.
 constexpr std::chrono::milliseconds kLookAtRoom{1000};
-constexpr uint64_t kLeastRoom = 64 << 10;
+constexpr uint64_t kMinRoom = 64 << 10;
 
 // Bytes that this process may write to a folder's file system; 0: that cannot be told.
 uint64_t RoomOf(const std::string& directory) {
@@ -207,7 +207,7 @@ std::string Sealer::error() const {
 // written in vain is a few times a seal at most; else when the next one is due.
 bool Sealer::HasMoreRoom() const {
   if (last_.code() != Code::kDeviceError) return false;
-  return RoomOf(state_->options().ssd_directory) > room_ + room_ / 4 + kLeastRoom;
+  return RoomOf(state_->options().ssd_directory) > room_ + room_ / 4 + kMinRoom;
 }
 
 Status Sealer::SealOnce(const std::stop_token& stop) {

@@ -242,9 +242,9 @@ class Reader {
       }
       if (each.tier() != v1::TIER_DDR) return Refuse(name + " is not of DDR");
       if (!seen[at].insert(each.table_id()).second) return Refuse(name + " stands twice");
-      if (each.bytes() < kLeastDdrShareBytes) {
+      if (each.bytes() < kMinDdrShareBytes) {
         return Refuse(name + " is " + std::to_string(each.bytes()) + " bytes; at least " +
-                      std::to_string(kLeastDdrShareBytes));
+                      std::to_string(kMinDdrShareBytes));
       }
       uint64_t ddr = 0;
       bool ssd = false;

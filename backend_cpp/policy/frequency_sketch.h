@@ -18,7 +18,7 @@ class FrequencySketch {
  public:
   static constexpr uint32_t kMost = 15;
   // Why 64 words: of so few keys, no two should share all four counters.
-  static constexpr uint32_t kLeastWords = 64;
+  static constexpr uint32_t kMinWords = 64;
   explicit FrequencySketch(uint32_t slots)
       : words_(BytesFor(slots) / sizeof(uint64_t)), until_aging_(uint64_t{10} * words_.size()) {}
 
@@ -50,7 +50,7 @@ class FrequencySketch {
     return least;
   }
   static uint64_t BytesFor(uint32_t slots) {
-    return uint64_t{std::bit_ceil(std::max(slots, kLeastWords))} * sizeof(uint64_t);
+    return uint64_t{std::bit_ceil(std::max(slots, kMinWords))} * sizeof(uint64_t);
   }
   uint64_t bytes() const { return words_.size() * sizeof(uint64_t); }
 

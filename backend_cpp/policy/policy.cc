@@ -12,8 +12,8 @@
 namespace embertide {
 namespace {
 
-constexpr uint32_t kMostCapacity = 1U << 28;
-constexpr uint32_t kMostAccesses = FrequencySketch::kMost;
+constexpr uint32_t kMaxCapacity = 1U << 28;
+constexpr uint32_t kMaxAccesses = FrequencySketch::kMost;
 
 // In the order of `MakeNamed`.
 constexpr std::array<PolicyInfo, 6> kPolicies = {{
@@ -74,7 +74,7 @@ Result<PolicyName> ParsePolicyName(const std::string& text, std::span<const Poli
     const std::string_view number = std::string_view(text).substr(colon + 1);
     const auto [end, error] = std::from_chars(number.begin(), number.end(), parsed.accesses);
     if (error != std::errc() || end != number.end() || parsed.accesses < 2 ||
-        parsed.accesses > kMostAccesses) {
+        parsed.accesses > kMaxAccesses) {
       return invalid("after the colon stands the access at which a key enters, 2 to 15");
     }
   }
@@ -98,10 +98,10 @@ uint64_t MostPolicyBytes(const std::string& name, uint32_t capacity) {
 }
 
 Status CheckCapacity(const std::string& name, uint32_t capacity) {
-  if (capacity > 0 && capacity <= kMostCapacity) return Status::Ok();
+  if (capacity > 0 && capacity <= kMaxCapacity) return Status::Ok();
   return {Code::kInvalidArgument, "policy '" + name + "': a capacity of " +
                                       std::to_string(capacity) + " slots is not in 1 to " +
-                                      std::to_string(kMostCapacity)};
+                                      std::to_string(kMaxCapacity)};
 }
 
 Result<std::unique_ptr<Policy>> MakePolicy(const PolicyOptions& options) {

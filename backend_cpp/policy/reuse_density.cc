@@ -90,7 +90,7 @@ uint32_t ClassOf(const Row& row) {
 class Densities {
  public:
   explicit Densities(uint32_t capacity)
-      : period_(std::max(kLeastPeriod, uint64_t{kPeriodPerSlot} * capacity)) {
+      : period_(std::max(kMinPeriod, uint64_t{kPeriodPerSlot} * capacity)) {
     // Until something is known, the youngest are the best: LRU.
     for (uint32_t cell = 0; cell < kCells; ++cell) {
       density_[cell] = static_cast<float>(1 / (1 + BinBegin(cell % kBins)));
@@ -118,7 +118,7 @@ class Densities {
 
  private:
   static constexpr uint32_t kCells = kClasses * kBins;
-  static constexpr uint64_t kLeastPeriod = 8192;
+  static constexpr uint64_t kMinPeriod = 8192;
   static constexpr uint32_t kPeriodPerSlot = 8;
   static constexpr double kFade = 0.9;
   // A hazard counts as if so many rows had been seen with that of all classes at this age.
@@ -173,7 +173,7 @@ class Densities {
   }
 
   const uint64_t period_;
-  uint64_t interval_ = kLeastPeriod;
+  uint64_t interval_ = kMinPeriod;
   uint64_t accesses_ = 0;
   std::array<double, kCells> asked_{};
   std::array<double, kCells> forgotten_{};
@@ -191,7 +191,7 @@ class ReuseDensity final : public Policy {
         sampler_(capacity),
         rows_(capacity),
         key_of_(std::move(key_of)),
-        ghosts_(std::max(kLeastSets, uint64_t{kGhostsPerSlot} * capacity / kWays)) {}
+        ghosts_(std::max(kMinSets, uint64_t{kGhostsPerSlot} * capacity / kWays)) {}
   void Touch(uint32_t slot) override {
     Row& row = rows_[slot];
     densities_.SeeAskedFor(row.mark, Age(row));
@@ -232,7 +232,7 @@ class ReuseDensity final : public Policy {
  private:
   static constexpr uint32_t kGhostsPerSlot = 3;
   static constexpr uint32_t kWays = 8;  // a set fills a line of the CPU's caches
-  static constexpr uint64_t kLeastSets = 8;
+  static constexpr uint64_t kMinSets = 8;
   struct alignas(64) Set {
     std::array<Row, kWays> ghosts;
   };

@@ -67,7 +67,7 @@ class S3Fifo final : public Policy {
         key_of_(std::move(key_of)),
         ghosts_(main_target_) {}
   void Touch(uint32_t slot) override {
-    if (rows_[slot].count < kMostCount) ++rows_[slot].count;
+    if (rows_[slot].count < kMaxCount) ++rows_[slot].count;
   }
   bool Admit(uint64_t /*key*/, bool /*full*/) override { return true; }
   uint32_t Evict() override {
@@ -100,7 +100,7 @@ class S3Fifo final : public Policy {
 
  private:
   enum List : uint8_t { kSmall, kMain };
-  static constexpr uint8_t kMostCount = 3;
+  static constexpr uint8_t kMaxCount = 3;
   struct Row {
     List list : 4 = kSmall;
     uint8_t count : 4 = 0;

@@ -72,7 +72,7 @@ class TinyLfu final : public Policy {
   static constexpr double kFirstStep = 0.0625;
   static constexpr double kStepDecay = 0.98;
   static constexpr double kRestart = 0.05;
-  static constexpr double kMostWindow = 0.8;
+  static constexpr double kMaxWindow = 0.8;
   static constexpr double kProtectedShare = 0.8;
   static constexpr uint64_t kSamplePerSlot = 10;
 
@@ -103,8 +103,8 @@ class TinyLfu final : public Policy {
     last_rate_ = rate;
     hits_ = accesses_ = 0;
     if (change < 0) step_ = -step_;
-    window_target_ = static_cast<uint32_t>(std::clamp(std::round(window_target_ + step_), 1.0,
-                                                      std::max(1.0, kMostWindow * capacity_)));
+    window_target_ = static_cast<uint32_t>(
+        std::clamp(std::round(window_target_ + step_), 1.0, std::max(1.0, kMaxWindow * capacity_)));
     step_ = std::abs(change) >= kRestart ? std::copysign(kFirstStep * capacity_, step_)
                                          : step_ * kStepDecay;
     while (sizes_[kWindow] < window_target_ && sizes_[kProbation] > 0) {

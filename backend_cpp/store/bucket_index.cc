@@ -26,13 +26,13 @@ namespace {
 
 // Smaller arrays are one piece of the ordinary heap, with the list of their pages before it. What
 // the heap keeps of those that a bucket grew out of is as much again, which nobody counts.
-constexpr uint32_t kLeastPagedBytes = 32 << 10;
-static_assert(kLeastPagedBytes == BucketIndex::kPageBytes / BucketIndex::kPagesPerBudgetPage);
-constexpr uint32_t kLeastPagedGroups = kLeastPagedBytes / sizeof(IndexGroup);
+constexpr uint32_t kMinPagedBytes = 32 << 10;
+static_assert(kMinPagedBytes == BucketIndex::kPageBytes / BucketIndex::kPagesPerBudgetPage);
+constexpr uint32_t kMinPagedGroups = kMinPagedBytes / sizeof(IndexGroup);
 // From here on they are whole pages, which is fine enough a step; below, the last page is used in
 // part.
-constexpr uint32_t kLeastWholePages = 5;
-constexpr uint32_t kLeastWholeGroups = kLeastWholePages * BucketIndex::kPageGroups;
+constexpr uint32_t kMinWholePages = 5;
+constexpr uint32_t kMinWholeGroups = kMinWholePages * BucketIndex::kPageGroups;
 constexpr uint64_t kSystemPageBytes = 4096;
 // Bytes of the heap for a piece, beside the piece: its header, and what alignment leaves unused.
 constexpr uint64_t kHeapBytes = 64;
@@ -57,7 +57,7 @@ uint32_t PagesOf(uint32_t groups) {
 BucketIndex::Arrays BucketIndex::Allocate(uint32_t size, bool lean, PagePool* pool) const {
   const uint32_t groups = kGroupCounts[size];
   const uint32_t pages = PagesOf(groups);
-  const bool paged = groups >= kLeastPagedGroups;
+  const bool paged = groups >= kMinPagedGroups;
   const uint64_t head = HeadBytes(groups);
   void* memory = std::aligned_alloc(alignof(IndexGroup),
                                     head + (paged ? 0 : uint64_t{groups} * sizeof(IndexGroup)));
@@ -94,10 +94,10 @@ constinit const std::array<uint32_t, BucketIndex::kSizes> BucketIndex::kGroupCou
       for (uint32_t& each : counts) {
         each = static_cast<uint32_t>(count);
         // A fifth that is no whole number is rounded down: less waste, a few more steps.
-        const uint64_t unit = count < kLeastWholeGroups ? 1 : kPageGroups;
+        const uint64_t unit = count < kMinWholeGroups ? 1 : kPageGroups;
         const uint64_t fifth = count / 5 / unit * unit;
         count += fifth == 0 ? unit : fifth;
-        if (unit == 1 && count >= kLeastWholeGroups) count = kLeastWholeGroups;
+        if (unit == 1 && count >= kMinWholeGroups) count = kMinWholeGroups;
       }
       return counts;
     }();
@@ -110,7 +110,7 @@ uint64_t BucketIndex::HeadBytes(uint32_t group_count) {
 uint64_t BucketIndex::BytesFor(uint32_t group_count) {
   uint64_t groups = uint64_t{group_count} * sizeof(IndexGroup);
   // The system counts whole pages of what is written to.
-  if (group_count >= kLeastPagedGroups) {
+  if (group_count >= kMinPagedGroups) {
     groups = (groups + kSystemPageBytes - 1) / kSystemPageBytes * kSystemPageBytes;
   }
   return HeadBytes(group_count) + groups + kHeapBytes;
@@ -118,7 +118,7 @@ uint64_t BucketIndex::BytesFor(uint32_t group_count) {
 
 void BucketIndex::Free(PagePool* pool, const Arrays& arrays) {
   if (arrays.pages == nullptr) return;
-  if (arrays.group_count >= kLeastPagedGroups) {
+  if (arrays.group_count >= kMinPagedGroups) {
     const uint32_t pages = PagesOf(arrays.group_count);
     for (uint32_t first = 0, p = 1; p <= pages; ++p) {
       if (p < pages && arrays.pages[p] == arrays.pages[p - 1] + kPageGroups) continue;
@@ -209,7 +209,7 @@ Location BucketIndex::FindLeanFrom(Cursor at, uint64_t hash, uint64_t key, Group
   const uint64_t turned = lean_.Turned(hash);
   uint64_t found = FindLean(*at.group, at.group.slot_bits(), turned);
   // No window is smaller, but that of arrays with fewer groups, which are not all full.
-  for (uint32_t least = LeanShape::kLeastWindow; found == kContinueProbe && least > 0; --least) {
+  for (uint32_t least = LeanShape::kMinWindow; found == kContinueProbe && least > 0; --least) {
     at.Advance();
     found = FindLean(*at.group, at.group.slot_bits(), turned);
   }

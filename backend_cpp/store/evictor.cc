@@ -11,13 +11,13 @@ namespace {
 // Payload that one eviction takes out, so that its SSD write is a few hundred KiB.
 constexpr uint64_t kEvictBytes = 256 * 1024;
 // And no more than this part of the budget: a batch is what the policy cannot take back.
-constexpr uint64_t kLeastOverEvicted = 64;
+constexpr uint64_t kMinOverEvicted = 64;
 // Entries passed at once by upkeep, a third of a millisecond: on the way to the rows of condemned
 // pages, which are looked up and moved, and to cold rows, which are only looked at.
 constexpr uint32_t kSweepEntries = 10000;
 constexpr uint32_t kClockEntries = 32768;
 // A small share keeps no more than this part of it free ahead of need.
-constexpr uint64_t kLeastShareOverReady = 4;
+constexpr uint64_t kMinShareOverReady = 4;
 
 bool IsHeld(const RowPool& pool, const Holder& holder) {
   return pool.held.rows() > 0 &&
@@ -197,7 +197,7 @@ bool Evictor::EvictByClock(RowPool* pool, Hand* hand, uint64_t bytes, bool chain
 
 bool Evictor::Evict(RowPool* pool, WriterLock* writer) {
   if (pool->ssd == nullptr || pool->ssd->paused()) return false;
-  const uint64_t bytes = std::min(kEvictBytes, pool->budget.limit_bytes() / kLeastOverEvicted);
+  const uint64_t bytes = std::min(kEvictBytes, pool->budget.limit_bytes() / kMinOverEvicted);
   if (pool->policy != nullptr) return EvictByPolicy(pool, bytes, writer);
   if (pool->shared_out) {
     for (const uint32_t t : pool->tables) {
@@ -272,7 +272,7 @@ uint64_t Evictor::ShareLacks(const RowPool& pool, uint32_t table) const {
       std::max(static_cast<uint64_t>(RowPool::kLowRoom * static_cast<double>(bytes)),
                kPromotionsAtOnce * row);
   const uint64_t used = pool.in_ddr[table].bytes;
-  const uint64_t most = bytes - std::min(ready, bytes / kLeastShareOverReady);
+  const uint64_t most = bytes - std::min(ready, bytes / kMinShareOverReady);
   return used > most ? used - most : 0;
 }
 
@@ -280,7 +280,7 @@ bool Evictor::EvictTable(RowPool* pool, uint32_t table, WriterLock* writer) {
   if (pool->ssd == nullptr || pool->ssd->paused()) return false;
   TableShare& share = pool->shares[table];
   const uint64_t lacks = ShareLacks(*pool, table);
-  const uint64_t batch = std::min(kEvictBytes, std::max(share.bytes / kLeastOverEvicted, lacks));
+  const uint64_t batch = std::min(kEvictBytes, std::max(share.bytes / kMinOverEvicted, lacks));
   const bool went = pool->policy != nullptr
                         ? EvictByPolicy(pool, batch, writer)
                         : EvictByClock(pool, &share.clock, batch, /*chained=*/true, writer);

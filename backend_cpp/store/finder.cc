@@ -12,7 +12,7 @@ namespace {
 // waits for them. Where rows are moved by the counts every access counts; else one in so many.
 constexpr uint32_t kCountEvery = 64;
 // Keys of one table that are placed together, at least.
-constexpr size_t kLeastAlike = 4;
+constexpr size_t kMinAlike = 4;
 
 // Grows only: elements beyond the chunk are left over from larger ones.
 template <typename T>
@@ -104,7 +104,7 @@ void Finder::AddByFeature(std::span<const BagFeature> features, std::span<const 
 // Notes the first groups of the next keys and asks for them.
 template <bool kLean>
 void Finder::Aim(size_t first, size_t end) {
-  std::array<uint64_t, kMostKeysAStep> hashes;
+  std::array<uint64_t, kMaxKeysAStep> hashes;
   kRowOps->hashes(keys_.data() + first, end - first, hashes.data());
   const uint64_t* hash = hashes.data();
   for (size_t i = first; i < end;) {
@@ -192,7 +192,7 @@ void Finder::StepOf() {
 // Looks for keys in their first groups, and places what it finds there.
 template <bool kLean>
 void Finder::Place(size_t first, size_t end) {
-  std::array<uint64_t, kMostKeysAStep + RowOps::kPlacedAtOnce> words;
+  std::array<uint64_t, kMaxKeysAStep + RowOps::kPlacedAtOnce> words;
   const std::vector<uint64_t>& wanted = kLean ? wanted_ : keys_;
   FindOf(store_->options.index)(groups_.data() + first, wanted.data() + first, end - first,
                                 words.data());
@@ -213,7 +213,7 @@ void Finder::Place(size_t first, size_t end) {
 
 template <bool kLean>
 const RowShape* Finder::ShapeOf(const Table& table, size_t first, size_t n) const {
-  if (store_->options.devices > 1 || n < kLeastAlike) return nullptr;
+  if (store_->options.devices > 1 || n < kMinAlike) return nullptr;
   if (!kLean) return &table.plain_shape;
   size_t lean = 0;
   for (size_t i = first; i < first + n; ++i) lean += static_cast<size_t>(groups_[i].lean());
@@ -318,9 +318,9 @@ void Finder::TakeRemote(size_t i) {
 // next ones are asked for, and looked into by SettleLast a step later.
 template <bool kLean>
 void Finder::Settle() {
-  std::array<GroupRef, kMostKeysAStep> groups;
-  std::array<uint64_t, kMostKeysAStep> wanted;
-  std::array<uint64_t, kMostKeysAStep> words;
+  std::array<GroupRef, kMaxKeysAStep> groups;
+  std::array<uint64_t, kMaxKeysAStep> wanted;
+  std::array<uint64_t, kMaxKeysAStep> words;
   for (size_t l = 0; l < late_count_; ++l) {
     const size_t i = late_[l];
     const uint64_t hash = HashKey(keys_[i]);

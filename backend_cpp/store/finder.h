@@ -156,13 +156,13 @@ class Finder {
   std::vector<uint64_t> changed_;  // the version that a row is of; 0: of none since the oldest
   std::vector<const RemoteRow*> remote_;  // empty: no key came from elsewhere
   // Keys that are not in their first group, which is full.
-  std::array<size_t, kMostKeysAStep + 1> late_;
+  std::array<size_t, kMaxKeysAStep + 1> late_;
   size_t late_count_ = 0;
   // Keys in late_ that are not in their second group, either.
-  std::array<size_t, kMostKeysAStep> last_;
+  std::array<size_t, kMaxKeysAStep> last_;
   size_t last_count_ = 0;
   // Lines of the rows that a step found; those that Place left to PlaceOne have two of them.
-  std::array<Lines, 4 * kMostKeysAStep + RowOps::kPlacedAtOnce> lines_;
+  std::array<Lines, 4 * kMaxKeysAStep + RowOps::kPlacedAtOnce> lines_;
   size_t lines_count_ = 0;
   // The first key whose bucket is not held, if any.
   size_t not_held_ = kHeld;

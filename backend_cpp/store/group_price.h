@@ -74,11 +74,11 @@ struct GroupPrice {
     for (const UtilityScale& each : scales) most = std::max(most, each.ratio());
     for (UtilityScale& each : scales) {
       if (each.squares == 0.0 || most == 0.0) continue;
-      each.scale = std::max(each.ratio() / most, kLeastScale);
+      each.scale = std::max(each.ratio() / most, kMinScale);
     }
   }
   // No table is worth less: what it is worth once more could not be seen.
-  static constexpr double kLeastScale = 1e-3;
+  static constexpr double kMinScale = 1e-3;
   // Keys of all tables whose rows take as many bytes.
   struct SeenKeys {
     uint64_t row_bytes = 0;

@@ -11,10 +11,10 @@
 namespace embertide {
 namespace {
 
-constexpr size_t kLeastSlots = 256;
+constexpr size_t kMinSlots = 256;
 
 // Slots for so many keys, at most 3/4 of them used.
-size_t SlotsFor(size_t keys) { return std::bit_ceil(std::max(kLeastSlots, keys + keys / 3 + 1)); }
+size_t SlotsFor(size_t keys) { return std::bit_ceil(std::max(kMinSlots, keys + keys / 3 + 1)); }
 
 }  // namespace
 

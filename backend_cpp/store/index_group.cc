@@ -9,8 +9,8 @@ namespace embertide {
 namespace {
 
 // Below the hash a word holds at least what a removed key's needs.
-constexpr uint32_t kLeastSlotBits = 7;
-constexpr uint32_t kMostSlotBits = 55;
+constexpr uint32_t kMinSlotBits = 7;
+constexpr uint32_t kMaxSlotBits = 55;
 
 }  // namespace
 
@@ -27,8 +27,8 @@ LeanShape LeanShape::Of(const RowLayout& layout, uint32_t bucket, uint32_t bucke
   shape.chunks = static_cast<uint8_t>(layout.chunks);
   shape.unit_shift = static_cast<uint8_t>(std::countr_zero(unit));
   const auto place = static_cast<uint32_t>(std::bit_width(slots >> shape.unit_shift));
-  const uint32_t bits = std::max(place + layout.chunks + 1U, kLeastSlotBits);
-  shape.slot_bits = static_cast<uint8_t>(bits <= kMostSlotBits ? bits : 0);
+  const uint32_t bits = std::max(place + layout.chunks + 1U, kMinSlotBits);
+  shape.slot_bits = static_cast<uint8_t>(bits <= kMaxSlotBits ? bits : 0);
   return shape;
 }
 
@@ -41,7 +41,7 @@ uint32_t LeanShape::Window(uint32_t groups) const {
   const int group_bits = static_cast<int>(std::bit_width(groups)) - 1;
   if (held <= 0 || held + group_bits < 32) return 0;
   const uint64_t window = uint64_t{1} << (held + group_bits - 32);
-  if (window < kLeastWindow) return 0;
+  if (window < kMinWindow) return 0;
   return static_cast<uint32_t>(std::min<uint64_t>(window, groups));
 }
 

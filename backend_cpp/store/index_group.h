@@ -98,7 +98,7 @@ struct LeanShape {
   static constexpr uint32_t kBesideBits = kTagBits + kMoreBits;
   // Groups behind its first that a key may stand in, at least, for lean groups to be used. With
   // loads as they are no key by chance stands so far.
-  static constexpr uint32_t kLeastWindow = 32;
+  static constexpr uint32_t kMinWindow = 32;
   static constexpr uint64_t kDeleted = (15ULL << 2) | 3U;
   // Slot and live mask, of what FindLean gives.
   static constexpr uint64_t kFoundMask = (1ULL << 54) - 1;

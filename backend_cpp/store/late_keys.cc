@@ -9,7 +9,7 @@ namespace embertide {
 namespace {
 
 // Keys that wait, before they are seen to.
-constexpr size_t kMostWaiting = 1U << 16;
+constexpr size_t kMaxWaiting = 1U << 16;
 // Keys of one hold of a pool's writer: a millisecond or so.
 constexpr size_t kTurnKeys = 1024;
 
@@ -35,7 +35,7 @@ void LateKeys::Add(Table* table, RowPool* pool, std::span<const PartWorker::Late
     keys_.push_back({table, pool, late->group, gradients_.size()});
     gradients_.insert(gradients_.end(), late->gradients, late->gradients + late->group.count);
   }
-  if (keys_.size() >= kMostWaiting) Finish();
+  if (keys_.size() >= kMaxWaiting) Finish();
 }
 
 void LateKeys::Finish() {

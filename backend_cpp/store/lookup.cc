@@ -15,7 +15,7 @@ namespace {
 // bag pass through memory as often.
 constexpr size_t kBagRows = 64;
 // Keys of several lookups that a thread is woken for, about 0.2 ms of work.
-constexpr size_t kLeastShared = 4096;
+constexpr size_t kMinShared = 4096;
 
 Status ValidateRequest(const LookupRequest& request, const TableConfig& table) {
   if (request.out_stride < table.layout.dim()) {
@@ -425,7 +425,7 @@ Status ReadView::Lookup(std::span<const LookupRequest> requests, uint32_t thread
     const auto large = [&](const KeyBags& sample) { return piece({&sample, 1}); };
     EMBERTIDE_RETURN_IF_ERROR(ForEachChunk(1, {&bags->second, 1}, piece, large));
   }
-  const auto parts = static_cast<uint32_t>(std::clamp<size_t>(keys / kLeastShared, 1, threads));
+  const auto parts = static_cast<uint32_t>(std::clamp<size_t>(keys / kMinShared, 1, threads));
   std::unique_lock<std::mutex> crew_lock;
   Crew* const crew = parts > 1 ? store.TakeCrew(threads, &crew_lock) : nullptr;
   const BagReader reader(*this);

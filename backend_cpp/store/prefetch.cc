@@ -33,7 +33,7 @@ size_t KeysAStep() noexcept {
   constexpr size_t kFew = 16;
   if (__builtin_cpu_is("amd") != 0 && __builtin_cpu_supports("avx512f") == 0) return kFew;
 #endif
-  return kMostKeysAStep;
+  return kMaxKeysAStep;
 }
 
 }  // namespace

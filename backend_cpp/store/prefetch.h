@@ -17,10 +17,10 @@ struct Lines {
 // Which cache lines are asked into: the first level's where it has room for the misses of a whole
 // step, as AMD's Zen 5 has; else the second level's, for other CPUs wait after some two dozen.
 extern const bool kAskIntoFirst;
-// Keys that a batch is to ask for at once, at most kMostKeysAStep: where a CPU waits for what it
+// Keys that a batch is to ask for at once, at most kMaxKeysAStep: where a CPU waits for what it
 // has asked of memory already, fewer. Four steps are more lines than a core has misses in flight,
 // and few enough to stay in the second-level cache with their rows.
-inline constexpr size_t kMostKeysAStep = 32;
+inline constexpr size_t kMaxKeysAStep = 32;
 extern const size_t kKeysAStep;
 
 // Inlined before all else, for GCC drops calls of functions that do nothing but ask: they return

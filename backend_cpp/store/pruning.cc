@@ -25,7 +25,7 @@ constexpr double kLeftFree = 0.05;
 constexpr uint64_t kSliceEntries = 4096;
 // Bits of a hash that choose neither its bucket nor its place in the index.
 constexpr uint32_t kSampleShift = 32;
-constexpr uint32_t kMostRare = 64 - kSampleShift - kMaxBucketBits;
+constexpr uint32_t kMaxRare = 64 - kSampleShift - kMaxBucketBits;
 
 // Calls visit(key, place) for a bucket's rows, in slices under its pool's writer, which may change
 // them in after(&writer), called at each slice's end.
@@ -140,7 +140,7 @@ Result<GroupSample> PrunePass::JoinSamples(std::span<const std::string> samples)
   for (size_t rank = 0; rank < samples.size(); ++rank) {
     const Result<GroupSample> sample = GroupSample::Read(samples[rank]);
     Status added = sample.ok() ? Status::Ok() : sample.status();
-    if (rank == 0 && added.ok()) all.rare = std::min(sample.value().rare, kMostRare);
+    if (rank == 0 && added.ok()) all.rare = std::min(sample.value().rare, kMaxRare);
     if (added.ok()) added = all.Add(sample.value());
     if (!added.ok())
       return Status(added.code(), "sample " + std::to_string(rank) + ": " + added.message());
@@ -256,7 +256,7 @@ Result<uint64_t> TrainingStore::PruneRows(uint32_t g) const {
 Result<std::string> TrainingStore::PruneSample(uint32_t g, uint64_t rows) {
   EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
   const uint32_t rare =
-      std::min(kMostRare, static_cast<uint32_t>(std::bit_width(rows / kSampleRows)));
+      std::min(kMaxRare, static_cast<uint32_t>(std::bit_width(rows / kSampleRows)));
   return PrunePass(impl_.get(), impl_->store.groups[g].get()).TakeSample(rare).Write();
 }
 

@@ -11,8 +11,8 @@
 namespace embertide {
 namespace {
 
-constexpr uint32_t kMostRanks = 4096;
-constexpr size_t kMostKeys = size_t{1} << 28;
+constexpr uint32_t kMaxRanks = 4096;
+constexpr size_t kMaxKeys = size_t{1} << 28;
 constexpr uint32_t kSlotsOverKeys = 2;
 constexpr size_t kAhead = 8;  // keys whose slots are asked for ahead
 
@@ -34,9 +34,9 @@ void ForEachBag(size_t keys, std::span<const uint32_t> offsets, const Use& use) 
 }  // namespace
 
 Result<Router> Router::Make(std::vector<RoutedTable> tables, uint32_t ranks, uint32_t rank) {
-  if (ranks == 0 || ranks > kMostRanks || rank >= ranks) {
+  if (ranks == 0 || ranks > kMaxRanks || rank >= ranks) {
     return Wrong("rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
-                 " ranks; give 1 to " + std::to_string(kMostRanks));
+                 " ranks; give 1 to " + std::to_string(kMaxRanks));
   }
   Router router;
   size_t buckets = 0;
@@ -82,9 +82,9 @@ Result<Routed> Router::Route(std::span<const BagKeys> bags) {
         {each.table, occurrences, each.keys.size(), {offsets.begin(), offsets.end()}});
     occurrences += each.keys.size();
   }
-  if (occurrences > kMostKeys) {
+  if (occurrences > kMaxKeys) {
     return Wrong(std::to_string(occurrences) + " keys in a batch, more than " +
-                 std::to_string(kMostKeys));
+                 std::to_string(kMaxKeys));
   }
   const size_t blocks = size_t{ranks_} * tables.size();
   routed.places_.resize(occurrences);

@@ -10,10 +10,10 @@ namespace {
 // index at least and so many bytes at most: rows of another size, index arrays and version nodes
 // need pages, which slots that came free here and there do not give. A budget of which the least is
 // more than an eighth keeps none.
-constexpr uint64_t kLeastOverReady = 100;
-constexpr uint64_t kLeastReady = kMostSlabPageBytes + uint64_t{2} * BucketIndex::kPageBytes;
-constexpr uint64_t kMostReady = 64 << 20;
-constexpr uint64_t kLeastLimitOverReady = 8;
+constexpr uint64_t kMinOverReady = 100;
+constexpr uint64_t kMinReady = kMaxSlabPageBytes + uint64_t{2} * BucketIndex::kPageBytes;
+constexpr uint64_t kMaxReady = 64 << 20;
+constexpr uint64_t kMinLimitOverReady = 8;
 
 }  // namespace
 
@@ -37,8 +37,8 @@ bool RowPool::Full() const {
 
 uint64_t RowPool::ReadyBytes() const {
   const uint64_t limit = budget.limit_bytes();
-  if (limit < kLeastReady * kLeastLimitOverReady) return 0;
-  return std::clamp(limit / kLeastOverReady, kLeastReady, kMostReady);
+  if (limit < kMinReady * kMinLimitOverReady) return 0;
+  return std::clamp(limit / kMinOverReady, kMinReady, kMaxReady);
 }
 
 bool RowPool::ShareHolds(uint32_t table, uint64_t bytes) const {

@@ -13,7 +13,7 @@ namespace {
 
 // Bytes of payload that a slice copies under the writer lock: half a millisecond or so.
 constexpr uint64_t kSliceBytes = 512 * 1024;
-constexpr uint64_t kMostSliceEntries = 4096;
+constexpr uint64_t kMaxSliceEntries = 4096;
 constexpr uint32_t kSlotBits = 38;
 
 }  // namespace
@@ -54,7 +54,7 @@ bool Seals::TakeSlice(SealPart* part) {
   part->bucket_rows = index.size();
   const RowLayout& layout = table.config.layout;
   const uint64_t entries = std::clamp<uint64_t>(
-      kSliceBytes / (layout.PayloadBytes(layout.full_mask()) + 1), 1, kMostSliceEntries);
+      kSliceBytes / (layout.PayloadBytes(layout.full_mask()) + 1), 1, kMaxSliceEntries);
   part->end = std::min(kHashEnd, part->begin + 1 + kHashEnd * entries / (index.capacity() + 1));
   const uint64_t version = store_.newest.load();
   index.ForEachIn(part->begin, part->end, [&](uint64_t key, Location location) {

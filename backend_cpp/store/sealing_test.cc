@@ -543,7 +543,7 @@ class KilledSealingTest : public SealingTest {
 
 TEST_F(KilledSealingTest, WhatIsOpenedAfterAKillAtAnyMomentIsWhatANodeNeverKilledHas) {
   constexpr int kKills = 60;
-  constexpr uint32_t kMostVersions = 32;  // that a process makes; a seal takes some ten
+  constexpr uint32_t kMaxVersions = 32;  // that a process makes; a seal takes some ten
   for (TableConfig& table : options_.tables) table.bucket_bits = 1;  // few slices: many seals
   std::mt19937 random(11);
   uint64_t newest = 0;
@@ -556,7 +556,7 @@ TEST_F(KilledSealingTest, WhatIsOpenedAfterAKillAtAnyMomentIsWhatANodeNeverKille
     close(told[1]);
     auto last = std::chrono::steady_clock::now();
     std::chrono::microseconds step{};
-    for (uint32_t versions = random() % kMostVersions, n = 0; n <= versions; ++n) {
+    for (uint32_t versions = random() % kMaxVersions, n = 0; n <= versions; ++n) {
       char byte = 0;
       ASSERT_EQ(read(told[0], &byte, 1), 1) << "the process ended by itself";
       const auto now = std::chrono::steady_clock::now();

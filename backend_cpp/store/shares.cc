@@ -25,9 +25,8 @@ static Status CheckShares(const StoreState& store, std::span<const DdrShare> sha
     if (!seen.emplace(each.table, each.device).second) {
       return {Code::kInvalidArgument, name + ": it stands twice"};
     }
-    if (each.bytes < kLeastDdrShareBytes) {
-      return {Code::kInvalidArgument,
-              name + " is less than " + std::to_string(kLeastDdrShareBytes)};
+    if (each.bytes < kMinDdrShareBytes) {
+      return {Code::kInvalidArgument, name + " is less than " + std::to_string(kMinDdrShareBytes)};
     }
     if (pool.ssd == nullptr) {
       return {Code::kInvalidArgument,

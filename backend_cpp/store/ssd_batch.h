@@ -52,7 +52,7 @@ class SsdBatch {
   size_t size() const { return rows_.size(); }
   // Whether it is to be read before more is added: with far more rows than a drive's queue, yet no
   // more than it reads in a tenth of a second, for what is retired meanwhile stays.
-  bool full() const { return rows_.size() >= kMostRows || bytes_ >= kMostBytes; }
+  bool full() const { return rows_.size() >= kMaxRows || bytes_ >= kMaxBytes; }
   const Access& row(size_t i) const { return rows_[i].row; }
   Location place(size_t i) const { return rows_[i].place; }
   uint32_t bytes_of(size_t i) const { return rows_[i].bytes; }
@@ -62,8 +62,8 @@ class SsdBatch {
   Status StatusOf(size_t i) const;
 
  private:
-  static constexpr size_t kMostRows = 8192;
-  static constexpr uint64_t kMostBytes = 8U << 20;
+  static constexpr size_t kMaxRows = 8192;
+  static constexpr uint64_t kMaxBytes = 8U << 20;
   struct Row {
     Access row;
     Location place;

@@ -50,7 +50,7 @@ Status ValidateBudgets(const StoreOptions& options, const std::set<std::string>&
     const std::string what = ssd ? "ssd_budget_bytes" : "ddr_budget_bytes";
     const uint64_t all = ssd ? options.ssd_budget_bytes : options.ddr_budget_bytes;
     const uint64_t least =
-        options.devices * (ssd ? 2 * kSegmentBytes : uint64_t{4} * kMostSlabPageBytes);
+        options.devices * (ssd ? 2 * kSegmentBytes : uint64_t{4} * kMaxSlabPageBytes);
     const std::string too_little = " is less than " + std::to_string(least) + " (" +
                                    std::to_string(least / options.devices) + " a device)";
     uint64_t left = all;
@@ -212,7 +212,7 @@ Status ValidateOptions(const StoreOptions& options, Profile profile) {
     return {Code::kInvalidArgument,
             "devices = " + std::to_string(options.devices) + "; give 1 to 64"};
   }
-  if (options.ddr_budget_bytes < uint64_t{options.devices} * 4 * kMostSlabPageBytes) {
+  if (options.ddr_budget_bytes < uint64_t{options.devices} * 4 * kMaxSlabPageBytes) {
     return {Code::kInvalidArgument,
             "ddr_budget_bytes = " + std::to_string(options.ddr_budget_bytes) +
                 " is less than 1 MiB a device; give more"};

@@ -14,15 +14,15 @@ namespace embertide {
 namespace {
 
 // The sketch of new keys, 8 bytes a slot: this part of the budget, and for 2^26 keys at most.
-constexpr uint64_t kLeastOverSketch = 128;
-constexpr uint64_t kMostSketchSlots = 1 << 26;
+constexpr uint64_t kMinOverSketch = 128;
+constexpr uint64_t kMaxSketchSlots = 1 << 26;
 // Reads that a pool's policy can hear of between two calls of Maintain, by the size of its
 // budget: a log and its copy take a hundredth, or the least that says anything.
-constexpr uint64_t kLeastOverLogs = 100;
-constexpr uint64_t kLeastAccesses = 512;
-constexpr uint64_t kMostAccesses = 1 << 16;
+constexpr uint64_t kMinOverLogs = 100;
+constexpr uint64_t kMinAccesses = 512;
+constexpr uint64_t kMaxAccesses = 1 << 16;
 // A pool of less than so many pages has none to spare: where it is full, no row can be pruned.
-constexpr uint64_t kLeastOverReserve = 16;
+constexpr uint64_t kMinOverReserve = 16;
 
 void MakeNotes(const StoreState& store, RowPool* pool) {
   uint32_t words = 0;
@@ -43,8 +43,8 @@ Status OpenPolicy(RowPool* pool, const std::string& text) {
   if (pool->ssd == nullptr) return Status::Ok();  // nothing leaves DDR or comes back
   const Result<PolicyName> name = ParsePolicyName(text);
   if (!name.ok()) return name.status();
-  const uint64_t share = pool->budget.limit_bytes() / (kLeastOverLogs * 2 * sizeof(Access));
-  pool->most_accesses = std::clamp<uint64_t>(share, kLeastAccesses, kMostAccesses);
+  const uint64_t share = pool->budget.limit_bytes() / (kMinOverLogs * 2 * sizeof(Access));
+  pool->most_accesses = std::clamp<uint64_t>(share, kMinAccesses, kMaxAccesses);
   if (!pool->budget.TryCharge(pool->LogBytes())) {
     return {Code::kInvalidArgument, "ddr_budget_bytes is too small for the log of its policy"};
   }
@@ -180,8 +180,8 @@ Status StoreState::OpenPool(RowPool* pool, const std::vector<SealedSegment>* sea
   EMBERTIDE_RETURN_IF_ERROR(OpenPolicy(pool, shared ? options.ddr_policy : own->second.ddr_policy));
   if (!training()) return Status::Ok();
   if (options.new_row_accesses > 1) {
-    const auto slots = static_cast<uint32_t>(std::bit_floor(
-        std::min(kMostSketchSlots, pool->budget.limit_bytes() / kLeastOverSketch / 8)));
+    const auto slots = static_cast<uint32_t>(
+        std::bit_floor(std::min(kMaxSketchSlots, pool->budget.limit_bytes() / kMinOverSketch / 8)));
     if (!pool->budget.TryCharge(FrequencySketch::BytesFor(slots))) {
       return {Code::kInvalidArgument, "ddr_budget_bytes is too small to count new keys"};
     }
@@ -199,7 +199,7 @@ Status StoreState::OpenPool(RowPool* pool, const std::vector<SealedSegment>* sea
   }
   if (pool->ssd != nullptr) return Status::Ok();
   const uint64_t page = pool->arena.slab_bytes();
-  if (page <= pool->budget.limit_bytes() / kLeastOverReserve && pool->budget.TryCharge(page)) {
+  if (page <= pool->budget.limit_bytes() / kMinOverReserve && pool->budget.TryCharge(page)) {
     pool->reserve_bytes = page;
   }
   return Status::Ok();

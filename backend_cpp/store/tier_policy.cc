@@ -10,7 +10,7 @@ namespace embertide {
 namespace {
 
 // Below it, slots are too few to be worth giving back.
-constexpr uint32_t kLeastCapacity = 256;
+constexpr uint32_t kMinCapacity = 256;
 
 // Places for `capacity` slots, at most 7/8 of them in use; probes are short up to there.
 uint64_t PlacesFor(uint32_t capacity) { return uint64_t{capacity} * 8 / 7 + 8; }
@@ -62,11 +62,11 @@ Result<std::unique_ptr<TierPolicy>> TierPolicy::Make(const std::string& name, By
   std::unique_ptr<TierPolicy> made(new TierPolicy(name, budget));
   // A policy that does not exist is not for want of room.
   Slots slots;
-  EMBERTIDE_RETURN_IF_ERROR(made->Make(kLeastCapacity, &slots));
-  if (!budget->TryCharge(made->BytesFor(kLeastCapacity))) {
+  EMBERTIDE_RETURN_IF_ERROR(made->Make(kMinCapacity, &slots));
+  if (!budget->TryCharge(made->BytesFor(kMinCapacity))) {
     return Status(Code::kResourceExhausted, "policy '" + name + "' does not fit the DDR budget");
   }
-  made->bytes_ = made->BytesFor(kLeastCapacity);
+  made->bytes_ = made->BytesFor(kMinCapacity);
   made->slots_ = std::move(slots);
   return made;
 }
@@ -103,12 +103,12 @@ bool TierPolicy::Touch(uint64_t key) {
 
 bool TierPolicy::Reserve() {
   if (slots_.used + leaving_ < slots_.capacity()) return true;
-  return Resize(slots_.capacity() + std::max(kLeastCapacity, slots_.capacity() / 4));
+  return Resize(slots_.capacity() + std::max(kMinCapacity, slots_.capacity() / 4));
 }
 
 void TierPolicy::Fit() {
   const uint32_t rows = slots_.used + leaving_;
-  const uint32_t wanted = std::max(kLeastCapacity, rows + rows / 4);
+  const uint32_t wanted = std::max(kMinCapacity, rows + rows / 4);
   if (rows < slots_.capacity() / 2 && wanted < slots_.capacity()) Resize(wanted);
 }
 

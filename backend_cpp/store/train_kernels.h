@@ -306,19 +306,19 @@ struct To<Bf16> {
 
 // The largest values that stay finite: of int8, also when they are read as 127 times a scale.
 template <typename D>
-constexpr float kMostOf = 3.4028235e38F;
+constexpr float kMaxOf = 3.4028235e38F;
 template <>
-constexpr float kMostOf<Fp16> = 65504.0F;
+constexpr float kMaxOf<Fp16> = 65504.0F;
 template <>
-constexpr float kMostOf<Bf16> = 3.3895314e38F;
+constexpr float kMaxOf<Bf16> = 3.3895314e38F;
 template <>
-constexpr float kMostOf<Int8> = 3.4e38F;
+constexpr float kMaxOf<Int8> = 3.4e38F;
 
 // A step too far ends at the largest value, so that no row is ever published that is not finite.
 // NaN, which only an infinite step gives, becomes that value, too.
 template <typename D, typename Values>
 inline Values Bounded(const Values& value) {
-  constexpr float kMost = kMostOf<D>;
+  constexpr float kMost = kMaxOf<D>;
   const Values most = Values{} + kMost;
   const Values below = value < most ? value : most;
   return below > -most ? below : -most;

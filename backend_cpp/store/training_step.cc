@@ -25,11 +25,11 @@ constexpr size_t kPartKeys = 1024;
 // Occurrences that each thread brings in while a pool's writer is held: about a millisecond.
 constexpr size_t kTurnKeys = 16384;
 // That a thread deals out at least: less is not worth its while.
-constexpr size_t kLeastDealt = 4096;
+constexpr size_t kMinDealt = 4096;
 // At most one key in so many of a batch may lack a known place; else all keys are looked for.
-constexpr size_t kLeastKnown = 4;
+constexpr size_t kMinKnown = 4;
 // Keys of a call: occurrences, and the slots that they are grouped in, are numbered by 32 bits.
-constexpr size_t kMostKeys = 1U << 28;
+constexpr size_t kMaxKeys = 1U << 28;
 
 // A batch's working memory, kept by each thread that calls; bounded by the largest table's batch
 // that it saw.
@@ -196,7 +196,7 @@ class TableRun {
     };
     if (!store_.tells_places() || !std::ranges::all_of(batch.pieces, has)) return false;
     unknown_.clear();
-    const size_t most = batch.size() / kLeastKnown;
+    const size_t most = batch.size() / kMinKnown;
     for (const BagGradients* each : batch.pieces) {
       const auto [from, to] = Batch::KeysIn(*each);
       uint64_t* const words = each->places->words.get();
@@ -227,7 +227,7 @@ class TableRun {
     part_bits_ = static_cast<uint32_t>(std::bit_width(keys / kPartKeys));
     if (placed_) block_bits_ = BlockBits();
     const size_t parts = size_t{store_.options.devices} << part_bits_;
-    const size_t shares = std::clamp<size_t>(keys / kLeastDealt, 1, workers_.size());
+    const size_t shares = std::clamp<size_t>(keys / kMinDealt, 1, workers_.size());
     const auto share_at = [=](size_t share) { return keys * share / shares; };
     scratch_.parts.resize(keys);
     scratch_.dealt.resize(keys);
@@ -384,9 +384,9 @@ Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags
     by_table.push_back(&each);
     keys += each.keys.size();
   }
-  if (keys > kMostKeys) {
+  if (keys > kMaxKeys) {
     return Status(Code::kInvalidArgument,
-                  std::to_string(keys) + " keys in a call, more than " + std::to_string(kMostKeys));
+                  std::to_string(keys) + " keys in a call, more than " + std::to_string(kMaxKeys));
   }
   std::stable_sort(by_table.begin(), by_table.end(),
                    [](const auto* a, const auto* b) { return a->table < b->table; });

@@ -11,7 +11,7 @@ namespace embertide {
 namespace {
 
 // Entries of the retire list, which is not charged, before a fold looks whether readers are gone.
-constexpr size_t kMostRetired = 4096;
+constexpr size_t kMaxRetired = 4096;
 // Keys whose index groups are asked for before the first of them is looked up.
 constexpr size_t kAhead = 32;
 
@@ -122,7 +122,7 @@ void Versions::DropStaged() {
       staged.erase(std::prev(staged.end()));
       for (VersionNode *node = head, *next = nullptr; node != nullptr; node = next) {
         next = node->next_staged;
-        if (pool->retired.size() > kMostRetired) reclaimer_.Reclaim(pool.get());
+        if (pool->retired.size() > kMaxRetired) reclaimer_.Reclaim(pool.get());
         UnstageNode(pool.get(), node);
       }
     }
@@ -197,7 +197,7 @@ void Versions::Fold(RowPool* pool, uint64_t limit) {
         BucketOn(pool, *node)->index.Begin(HashKey(node->key)).Prefetch();
       }
       for (VersionNode* each : std::span(next).first(count)) {
-        if (pool->retired.size() > kMostRetired) reclaimer_.Reclaim(pool);
+        if (pool->retired.size() > kMaxRetired) reclaimer_.Reclaim(pool);
         FoldKey(pool, *each, version);
       }
     }

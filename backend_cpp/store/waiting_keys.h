@@ -108,7 +108,7 @@ class WaitingKeys {
     std::array<uint16_t, kWays> utilities{};
   };
   // The decay since base_ below which all utilities are made anew, and the largest that is kept.
-  static constexpr double kLeastKept = 0x1p-40;
+  static constexpr double kMinKept = 0x1p-40;
   static constexpr double kMost = 0x1p126;
 
   Set& SetOf(uint64_t hash) { return sets_[(hash >> 16) & (sets_.size() - 1)]; }
@@ -124,7 +124,7 @@ class WaitingKeys {
   void Advance(uint64_t step) {
     step_ = std::max(step_, step);
     const uint64_t apart = step_ - base_;
-    if (apart > UINT32_MAX || decay_.Over(static_cast<uint32_t>(apart)) < kLeastKept) {
+    if (apart > UINT32_MAX || decay_.Over(static_cast<uint32_t>(apart)) < kMinKept) {
       MoveBase(step_);
     }
   }

@@ -47,7 +47,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, help="the news file, for what needs real drift")
     parser.add_argument("--criteo", type=Path, help="Criteo's clicks, for their key frequencies")
     parser.add_argument("--operations", type=Path, default=gains.RECORDED, help="of `pays`")
-    parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
+    parser.add_argument("--repetitions", type=int, default=report.MIN_REPETITIONS)
     return parser
 
 

@@ -73,7 +73,7 @@ def rows(of: str, acted: Sequence[control_pb2.Decision]) -> list[report.Row]:
         BenchError: Too few were measured.
     """
     found = gains(acted)
-    if len(found) < report.LEAST_REPETITIONS:
+    if len(found) < report.MIN_REPETITIONS:
         raise BenchError(f"{of}: {len(found)} of {len(acted)} operations measured: too few")
     measured = [each.measured for each in found]
     made = []

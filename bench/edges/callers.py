@@ -399,7 +399,7 @@ def run() -> Iterator[report.Row]:
             if target.who == "nobody" and not target.door.tls and target.door.path:
                 yield report.measure(
                     (f"{target.name}: {_UNKNOWN} connections", "64 KiB before it is known", "KiB"),
-                    [taken_unknown(target) for _ in range(report.LEAST_REPETITIONS)],
+                    [taken_unknown(target) for _ in range(report.MIN_REPETITIONS)],
                     better="lower",
                     target=64,
                     claim=CLAIM,

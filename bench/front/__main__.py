@@ -29,7 +29,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--chunk", type=int, default=100_000, help="calls that are kept at a time")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fresh", action="store_true", help="forget the chunks of before")
-    parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
+    parser.add_argument("--repetitions", type=int, default=report.MIN_REPETITIONS)
     parser.add_argument("--rows", type=int, default=200_000, help="of each table, of speed")
     parser.add_argument(
         "--kind", nargs="+", choices=speed.KINDS, default=speed.KINDS, help="of speed"

@@ -19,7 +19,7 @@ from bench.generality.sets import Made
 from embertide.trainer.eval.metrics import auc
 
 Array = NDArray[Any]
-_MOST_ITEMS = 20
+_MAX_ITEMS = 20
 _HOUR_MS = 3_600_000
 # The share of the rows that the scale of amounts is taken from, as ours does.
 _FITTED = 0.1
@@ -127,7 +127,7 @@ def slots_of(made: Made, amounts: Amounts) -> Slots:
 
 
 def _list(lists: Any) -> tuple[Array, Array]:
-    items = [_items(each)[:_MOST_ITEMS] for each in lists]
+    items = [_items(each)[:_MAX_ITEMS] for each in lists]
     length_N = np.array([len(each) for each in items])
     place_NL = np.arange(max(1, length_N.max(initial=0)))[None, :] < length_N[:, None]
     index_NL = np.zeros(place_NL.shape, np.int64)

@@ -11,7 +11,7 @@ from bench.servers import BUILD
 
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
+    parser.add_argument("--repetitions", type=int, default=report.MIN_REPETITIONS)
     parser.add_argument("--candidates", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument(
         "--costs", type=Path, default=BUILD / "bench" / "rank_costs.json", help="measured before"

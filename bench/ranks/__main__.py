@@ -38,7 +38,7 @@ def _pods(given: argparse.Namespace) -> Iterable[report.Row]:
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--data", type=Path, metavar="PATH", help="the news file, of quality")
-    parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
+    parser.add_argument("--repetitions", type=int, default=report.MIN_REPETITIONS)
     return parser
 
 

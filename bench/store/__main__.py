@@ -45,7 +45,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cases", nargs="+", default=(), metavar="CASE", help="of lookup or training; all"
     )
-    parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS, help="of ssd")
+    parser.add_argument("--repetitions", type=int, default=report.MIN_REPETITIONS, help="of ssd")
     parser.add_argument("--rows", type=int, default=5_760_000, help="of ssd")
     return parser
 

@@ -22,7 +22,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kMostSeconds = 600;  // to be ready and to have a seal
+constexpr double kMaxSeconds = 600;  // to be ready and to have a seal
 
 double Since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -98,7 +98,7 @@ void Start(const Model& model) {
       static_cast<unsigned long long>(usage.ssd_rows));
   std::fflush(stdout);
   while (store.Stats().seal.version == 0) {
-    if (Since(begin) > kMostSeconds) {
+    if (Since(begin) > kMaxSeconds) {
       ExitIfError({Code::kUnavailable, "no seal: " + node.value()->seal_error()});
     }
     usleep(1000);

@@ -20,7 +20,7 @@ from bench.store import programs
 
 _FOLDER = BUILD / "bench" / "recovery"
 _ROWS, _DIM = 4_000_000, 128
-_REPETITIONS = report.LEAST_REPETITIONS
+_REPETITIONS = report.MIN_REPETITIONS
 
 
 def _forget(folder: Path) -> None:

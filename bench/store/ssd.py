@@ -31,7 +31,7 @@ _RUN_S = 3.0
 _BATCH = 2048
 _THREADS = (1, 2, 4, 8, 16, 32)
 # Bars: rows/s at one thread, rows per CPU-second at the peer's best, blocks/s of fio's.
-_LEAST_RATE, _LEAST_PER_CPU, _LEAST_OF_URING, _LEAST_OF_AIO = 5.0, 1.5, 0.8, 0.7
+_MIN_RATE, _MIN_PER_CPU, _MIN_OF_URING, _MIN_OF_AIO = 5.0, 1.5, 0.8, 0.7
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -171,8 +171,8 @@ def _measure(rows: int, repetitions: int) -> tuple[list[report.Row], Curves, dic
     case = f"SSD {rows / 1e6:.2g} M x {4 * _DIM} B, DDR {_MEMORY_SHARE:.0%}"
     compared = []
     for name, ours, theirs, peer_name, target in (
-        ("io_uring, one thread", rates("uring"), rates("one"), "MultiGet", _LEAST_RATE),
-        ("libaio, one thread", rates("aio"), rates("one"), "MultiGet", _LEAST_RATE),
+        ("io_uring, one thread", rates("uring"), rates("one"), "MultiGet", _MIN_RATE),
+        ("libaio, one thread", rates("aio"), rates("one"), "MultiGet", _MIN_RATE),
         ("pread, one thread", rates("pread"), rates("one"), "MultiGet", 1.0),  # no bar of its own
     ):
         metric = (f"{case}, {name}", "rows/s", "rows/s")
@@ -188,7 +188,7 @@ def _measure(rows: int, repetitions: int) -> tuple[list[report.Row], Curves, dic
             per_cpu("best"),
             peer_name=f"MultiGet, {best} threads",
             better="higher",
-            target=_LEAST_PER_CPU,
+            target=_MIN_PER_CPU,
         )
     )
     alone = report.compare(
@@ -203,8 +203,8 @@ def _measure(rows: int, repetitions: int) -> tuple[list[report.Row], Curves, dic
     costs.note("ssd_us", row_bytes=4 * _DIM, us=alone.ours, by="make bench-ssd")
     costs.note("ssd_more_us", row_bytes=4 * _DIM, us=1e6 / compared[0].ours, by="make bench-ssd")
     for name, engine, target in (
-        ("uring", "io_uring", _LEAST_OF_URING),
-        ("aio", "libaio", _LEAST_OF_AIO),
+        ("uring", "io_uring", _MIN_OF_URING),
+        ("aio", "libaio", _MIN_OF_AIO),
     ):
         compared.append(
             report.compare(

@@ -54,7 +54,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=3, help="of each case of dct")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="of dct")
     parser.add_argument("--kubeconfig", default="", help="of a cluster's administrator, of pods")
-    parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
+    parser.add_argument("--repetitions", type=int, default=report.MIN_REPETITIONS)
     return parser
 
 

@@ -26,7 +26,7 @@ from embertide.trainer.config import PruneConfig
 from embertide.trainer.eval.blocks import BlockQuality
 
 _SHARE = 10
-_MOST_LOST = 0.0005
+_MAX_LOST = 0.0005
 _SSD_BUDGETS = 8  # of DDR's
 
 
@@ -96,7 +96,7 @@ def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:
             aucs[1],
             mean,
             "all in DDR",
-            bar=mean - _MOST_LOST,
+            bar=mean - _MAX_LOST,
             error=error,
             claim="20.8",
         ),

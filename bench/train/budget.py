@@ -27,7 +27,7 @@ _CASE = Case(name="versions under budgets", run=DLRM)
 _PLAIN = 10**9
 _BUDGETS = (75, 30, 15, 7)
 _WEEK = 7 * DAY_S // _CASE.block_s
-_WORST_LOSS, _LEAST_RATIO = 0.001, 10.0
+_WORST_LOSS, _MIN_RATIO = 0.001, 10.0
 
 
 class _Served(BlockQuality):
@@ -139,7 +139,7 @@ def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:
             )
         )
         for peer, peer_name, bar in (
-            (full, "the whole model", _LEAST_RATIO),
+            (full, "the whole model", _MIN_RATIO),
             (plain, "every changed row", 0.0),
         ):
             rows.append(

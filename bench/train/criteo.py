@@ -32,7 +32,7 @@ _CURVE = BUILD / "bench" / "train_criteo_curve.svg"
 _SHARES = (2, 5, 11, 20, 50)
 # The best of the utilities and of the types of rows on the fourth fifth. These targets come to ten
 # times of the store's account.
-_BARRED, _MOST_LOST = {("FIITED, rows", 11), ("FIITED, int8", 13)}, 0.002
+_BARRED, _MAX_LOST = {("FIITED, rows", 11), ("FIITED, int8", 13)}, 0.002
 # That of a factorisation machine of four factors, tuned, over the same events.
 _REFERENCE = 0.767
 # Chosen on the fourth fifth, after three were learned.
@@ -126,7 +126,7 @@ def _pruned(
 ) -> pruning.Point:
     prune = PruneConfig(bytes=whole // share, utility=utility, half_life=_HALF_LIFE)
     case = pruning.case_of(f"{line} {share}x", base, prune, dtype=dtype)
-    lost = _MOST_LOST if (line, share) in _BARRED else 0.0
+    lost = _MAX_LOST if (line, share) in _BARRED else 0.0
     return pruning.Point(line=line, share=share, case=case, most_lost=lost)
 
 

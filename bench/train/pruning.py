@@ -28,7 +28,7 @@ from embertide.trainer.config import ModelConfig, PruneConfig, RunConfig, Utilit
 _CURVE = BUILD / "bench" / "train_pruning_curve.svg"
 _SHARES = (2, 5, 10, 20, 50, 200)
 _PEER_SHARES = (10, 50)
-_MOST_LOST = 0.001
+_MAX_LOST = 0.001
 # At so much fewer bytes: the bars are 3 times and, of the best model, 20; the aims 10 and 50. What
 # the store really takes is a tenth and more above a target of so few bytes.
 _BARRED = {
@@ -106,7 +106,7 @@ def _pruned(
 ) -> Point:
     prune = PruneConfig(bytes=whole // share, utility=utility, half_life=half_life)
     case = case_of(f"{line} {share}x", base, prune, **of)
-    most_lost = _MOST_LOST if share in _BARRED.get(line, ()) else 0.0
+    most_lost = _MAX_LOST if share in _BARRED.get(line, ()) else 0.0
     return Point(line=line, share=share, case=case, most_lost=most_lost)
 
 

@@ -25,8 +25,8 @@ from rich.cells import cell_len
 
 from embertide._common.quoting import terminal_text, without_secrets
 
-_LEAST_COLUMNS = 20
-_LEAST_NAME = 12  # what a column of names keeps of a terminal
+_MIN_COLUMNS = 20
+_MIN_NAME = 12  # what a column of names keeps of a terminal
 
 
 def wrapped(text: str, columns: int = 80) -> list[str]:
@@ -40,7 +40,7 @@ def wrapped(text: str, columns: int = 80) -> list[str]:
         indent = " " * (len(shown) - len(shown.lstrip(" ")))
         lines += textwrap.wrap(
             shown,
-            max(columns, _LEAST_COLUMNS),
+            max(columns, _MIN_COLUMNS),
             subsequent_indent=f"{indent}  ",
             break_long_words=False,
             break_on_hyphens=False,
@@ -189,7 +189,7 @@ class Table(rich.table.Table):
             cells = [str(each) for each in (column.header, *column.cells)]
             words = max((cell_len(word) for cell in cells for word in cell.split()), default=0)
             lines = max((cell_len(line) for cell in cells for line in cell.split("\n")), default=0)
-            least.append(min(words, _LEAST_NAME) if self._is_of_names(column) else words)
+            least.append(min(words, _MIN_NAME) if self._is_of_names(column) else words)
             widths.append(lines)
         excess = sum(widths) + self._beside() - room
         # Names give way first, then what has the most room to give.

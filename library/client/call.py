@@ -35,7 +35,7 @@ _TOO_LARGE = "larger than max"  # gRPC's, of a message
 _NOT_HELD = "not held"  # the backend's, of a version
 _AWAY_S = 0.1  # at most, before those that were not there are asked again: it costs nobody much
 _PAUSE_S, _LOOK_S = 0.05, 0.01
-_MOST_TEXT = 500  # of what a server says
+_MAX_TEXT = 500  # of what a server says
 
 Event = tuple[kserve.Sent, kserve.Outcome]
 Steps = Generator[float, Event | None, Any]
@@ -78,7 +78,7 @@ class Call:
     def failed(self, error: kserve.CallError, at: int) -> ClientError:
         """Return what a try's failure is; a kind of `AgainError` where another one may help."""
         self.calling.count(f"failed_{error.status.lower()}")
-        details = terminal_text(error.details[:_MOST_TEXT])
+        details = terminal_text(error.details[:_MAX_TEXT])
         text = f"model {self.model!r} at {self.calling.endpoints[at]}: {details}"
         if _TOO_LARGE in details:
             return ClientError(f"{text}: the limit is max_answer_bytes, or the node's")

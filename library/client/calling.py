@@ -16,8 +16,8 @@ from tritonclient.grpc import service_pb2
 from embertide._common import kserve
 from embertide.client.settings import Settings
 
-_REST_S, _MOST_REST_S = 0.05, 0.5  # of an endpoint that failed, before it is looked at again
-_MOST_AILING = 4096  # pairs of endpoint and model that are remembered
+_REST_S, _MAX_REST_S = 0.05, 0.5  # of an endpoint that failed, before it is looked at again
+_MAX_AILING = 4096  # pairs of endpoint and model that are remembered
 _CLOSE_S = 1.0  # that `close` waits for calls under way
 
 
@@ -92,11 +92,11 @@ class Calling:
         """Note that an endpoint failed for a model; `looked`: as `look_after` asked it."""
         now_s = time.monotonic()
         with self._lock:
-            if len(self._ailing) >= _MOST_AILING:
+            if len(self._ailing) >= _MAX_AILING:
                 self._ailing.clear()
             before = self._ailing.get((at, model))
             times = 1 if before is None else before.times + 1
-            rest_s = min(_REST_S * 2.0 ** min(times, 10), _MOST_REST_S)
+            rest_s = min(_REST_S * 2.0 ** min(times, 10), _MAX_REST_S)
             asked = before is not None and before.looked_at and not looked
             self._ailing[at, model] = _Ailing(times, now_s, now_s + rest_s, asked)
             if before is None and len(self.endpoints) > 1:

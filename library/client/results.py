@@ -100,7 +100,7 @@ class Looked(Answer, Generic[T]):
 
 
 _INT64 = range(2**63)
-_MOST_NAME = 256
+_MAX_NAME = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +137,7 @@ class Said:
             missing = "version" if version is None else "watermark_ms"
             raise AnswerError(f"its parameter {missing!r} is missing")
         node, degraded_keys = parameters.get("node"), number("degraded_keys", 0) or 0
-        if type(node) is not str or len(node) > _MOST_NAME:
+        if type(node) is not str or len(node) > _MAX_NAME:
             raise AnswerError(f"its parameter 'node' is {shown(node)}")
         if degraded_keys > keys:
             raise AnswerError(f"{degraded_keys} keys are degraded, of {keys}")

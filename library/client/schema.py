@@ -15,7 +15,7 @@ from embertide.client.errors import ClientError
 _MAX_SAMPLES, _MAX_KEYS, _MAX_OUTPUT_BYTES = 4096, 1 << 18, 256 << 20
 # Bounds on the figures that a server tells; a server beyond them is not one of ours.
 _COUNTS = range(1, 1 << 40)
-_MOST_COLUMNS, _MOST_DIM, _MOST_EDGE = 1 << 16, 1 << 20, 3.5e38
+_MAX_COLUMNS, _MAX_DIM, _MAX_EDGE = 1 << 16, 1 << 20, 3.5e38
 _OF_FEATURE = {"name", "dim", "pooling", "weighed", "made"}
 _POOLINGS = ("sum", "mean", "none")
 
@@ -140,7 +140,7 @@ def _read(
             f"release, or give schemas={{{name!r}: ...}} (docs/serving.md, Schema)"
         )
     dense = _field(told, "dense", dict, {})
-    columns = _number(dense, "columns", 0, range(_MOST_COLUMNS + 1))
+    columns = _number(dense, "columns", 0, range(_MAX_COLUMNS + 1))
     names = _names(dense, "names") if dense.get("names") is not None else None
     if names is not None and len(names) != columns:
         raise _SchemaError(f"dense has {columns} columns, and {len(names)} names")
@@ -153,7 +153,7 @@ def _read(
         features=_features(told, columns, names),
         dense=names,
         dense_columns=columns,
-        dense_made=_number(dense, "made", 0, range(_MOST_COLUMNS + 1)),
+        dense_made=_number(dense, "made", 0, range(_MAX_COLUMNS + 1)),
         max_batch=_number(config, "max_batch_size", 1, _COUNTS),
         max_samples=_number(said, "max_samples", _MAX_SAMPLES, _COUNTS),
         max_keys=_number(said, "max_keys", _MAX_KEYS, _COUNTS),
@@ -198,7 +198,7 @@ def _number(told: Mapping[str, Any], name: str, default: int | None, allowed: ra
 def _names(told: Mapping[str, Any], name: str) -> tuple[str, ...]:
     names = _field(told, name, list, [])
     wrong = [each for each in names if not isinstance(each, str) or not each]
-    if wrong or len({*names}) != len(names) or len(names) > _MOST_COLUMNS:
+    if wrong or len({*names}) != len(names) or len(names) > _MAX_COLUMNS:
         raise _SchemaError(f"{name} are {shown(names)}")
     return tuple(names)
 
@@ -227,7 +227,7 @@ def _features(
         features.append(
             Feature(
                 name=name,
-                dim=_number(each, "dim", None, range(1, _MOST_DIM + 1)),
+                dim=_number(each, "dim", None, range(1, _MAX_DIM + 1)),
                 pooling=pooling,
                 weighed=_field(each, "weighed", bool, False),
                 made=_field(each, "made", bool, False),
@@ -235,16 +235,16 @@ def _features(
             )
         )
     names = {feature.name for feature in features}
-    if not features or len(names) != len(features) or len(features) > _MOST_COLUMNS or bins:
+    if not features or len(names) != len(features) or len(features) > _MAX_COLUMNS or bins:
         raise _SchemaError(f"features are {shown(told.get('features'))}, bins of {shown([*bins])}")
     return tuple(features)
 
 
 def _bins(each: Mapping[str, Any], columns: int, dense: tuple[str, ...] | None) -> Bins:
-    within = range(_MOST_COLUMNS if dense is None and not columns else columns)
+    within = range(_MAX_COLUMNS if dense is None and not columns else columns)
     edges = _field(each, "edges", list, [])
-    numbers = all(type(edge) in (int, float) and abs(edge) < _MOST_EDGE for edge in edges)
-    if not numbers or sorted(edges) != edges or len(edges) > _MOST_COLUMNS:
+    numbers = all(type(edge) in (int, float) and abs(edge) < _MAX_EDGE for edge in edges)
+    if not numbers or sorted(edges) != edges or len(edges) > _MAX_COLUMNS:
         raise _SchemaError(f"edges are {shown(edges)}")
     return Bins(dense=_number(each, "dense", None, within), edges=tuple(map(float, edges)))
 

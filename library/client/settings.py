@@ -10,7 +10,7 @@ import grpc
 from embertide._common import kserve
 from embertide._common.addresses import is_local_target, split_address
 
-_LEAST_PATIENCE_S = 0.02  # machines have pauses
+_MIN_PATIENCE_S = 0.02  # machines have pauses
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +89,7 @@ class Settings:
         """Return how long a request waits before another endpoint is asked, too."""
         if self.try_s is not None:
             return self.try_s
-        return max(timeout_s / (endpoints + 1), _LEAST_PATIENCE_S)
+        return max(timeout_s / (endpoints + 1), _MIN_PATIENCE_S)
 
     def check(self, endpoint: str) -> None:
         """Refuse what is no endpoint, or one that a token would travel to in plain text.

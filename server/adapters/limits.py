@@ -10,10 +10,10 @@ from pathlib import Path
 
 from embertide.server.adapters.process import ProcessError
 
-LEAST_FILES = 256
+MIN_FILES = 256
 """A node that nobody asks has some 64 open, and one for each connection."""
 GOOD_FILES = 4096
-LEAST_THREADS = 128
+MIN_THREADS = 128
 """A node that nobody asks has some 40, and more as requests come."""
 _CGROUP = Path("/sys/fs/cgroup")
 _COUNTED_BELOW = 8192  # a user's threads are counted only where they may matter
@@ -63,14 +63,14 @@ def check_limits() -> None:
         ProcessError: They would end, or stand still, for want of files or threads.
     """
     files, threads = raise_files(), free_threads()
-    if files < LEAST_FILES:
+    if files < MIN_FILES:
         raise ProcessError(
-            f"this process may open {files} files, a server needs {LEAST_FILES} at least: raise "
+            f"this process may open {files} files, a server needs {MIN_FILES} at least: raise "
             "the limit (`ulimit -Hn 65536`, LimitNOFILE= of systemd)"
         )
-    if threads < LEAST_THREADS:
+    if threads < MIN_THREADS:
         raise ProcessError(
-            f"{threads} more threads may be started, a server needs {LEAST_THREADS} at least: "
+            f"{threads} more threads may be started, a server needs {MIN_THREADS} at least: "
             "raise the limit (`ulimit -u`, --pids-limit of a container, TasksMax= of systemd)"
         )
 

@@ -8,7 +8,7 @@ from embertide.server.adapters.process import UsageError
 
 TRIES = 3
 """Questions in a row that go unanswered before a server counts as silent."""
-DEFAULT_S, LEAST_S = 60.0, 4.0
+DEFAULT_S, MIN_S = 60.0, 4.0
 
 
 class Question(Protocol):
@@ -46,10 +46,10 @@ def check_bound(silent_s: float) -> None:
     Raises:
         UsageError: It is too short.
     """
-    if silent_s and not silent_s >= LEAST_S:
+    if silent_s and not silent_s >= MIN_S:
         raise UsageError(
             f"silent_s is {silent_s:g}: a busy machine may take so long to answer; give "
-            f"{LEAST_S:g} or more, or 0 for no bound"
+            f"{MIN_S:g} or more, or 0 for no bound"
         )
 
 

@@ -31,8 +31,8 @@ from embertide.server.cli.common_options import DEFAULT_BACKENDS, Backends, Json
 
 # CPU features that the dense programs' default baseline, x86-64-v3, needs.
 _CPU_FLAGS = {"avx2", "fma", "bmi2", "f16c"}
-_LEAST_MEMORY = 4 << 30
-_LEAST_DISK = 5 << 30
+_MIN_MEMORY = 4 << 30
+_MIN_DISK = 5 << 30
 _UNBOUNDED = 1 << 40
 
 
@@ -67,13 +67,13 @@ def _cpu() -> Finding:
 def _memory() -> Finding:
     total = limits.memory_bytes()
     found = f"{total / 2**30:.1f} GiB"
-    return Finding("memory", total >= _LEAST_MEMORY, found, "4 GiB are the least for the demo")
+    return Finding("memory", total >= _MIN_MEMORY, found, "4 GiB are the least for the demo")
 
 
 def _files() -> Finding:
     files = limits.open_files()
     found = "no limit" if files >= _UNBOUNDED else f"{files:,}"
-    remedy = f"a busy node opens thousands: `ulimit -Hn 65536`; it needs {limits.LEAST_FILES}"
+    remedy = f"a busy node opens thousands: `ulimit -Hn 65536`; it needs {limits.MIN_FILES}"
     return Finding("open files", files >= limits.GOOD_FILES, found, remedy)
 
 
@@ -81,13 +81,13 @@ def _threads() -> Finding:
     threads = limits.free_threads()
     found = "no limit" if threads >= _UNBOUNDED else f"{threads:,} more may be started"
     remedy = "raise `ulimit -u`, or the container's pids limit"
-    return Finding("threads", threads >= 4 * limits.LEAST_THREADS, found, remedy)
+    return Finding("threads", threads >= 4 * limits.MIN_THREADS, found, remedy)
 
 
 def _disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free
     found = f"{free / 2**30:.1f} GiB free in {Path.cwd()}"
-    return Finding("disk", free >= _LEAST_DISK, found, "free 5 GiB, or work elsewhere")
+    return Finding("disk", free >= _MIN_DISK, found, "free 5 GiB, or work elsewhere")
 
 
 def _vectors() -> Finding:

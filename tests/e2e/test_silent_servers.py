@@ -16,7 +16,7 @@ from waiting import wait_until
 
 import embertide
 from embertide._common import kserve
-from embertide.server.adapters.silence import LEAST_S
+from embertide.server.adapters.silence import MIN_S
 from embertide.server.adapters.tiny_inference import request_of
 
 Front = Literal["own", "triton"]
@@ -38,7 +38,7 @@ def node(
         model="lookup",
         folder=tmp_path,
         front=request.param,
-        silent_s=LEAST_S,
+        silent_s=MIN_S,
     ) as served:
         yield served
 
@@ -71,8 +71,8 @@ def test_one_that_stands_still_is_ended_and_started_again(
     assert counted(node, "nv_inference_request_failure") == 0
     os.kill(pid, signal.SIGSTOP)
     began_s = time.monotonic()
-    wait_until(lambda: node.silences == 1, 3 * LEAST_S)
-    assert time.monotonic() - began_s > 0.7 * LEAST_S
+    wait_until(lambda: node.silences == 1, 3 * MIN_S)
+    assert time.monotonic() - began_s > 0.7 * MIN_S
     wait_until(lambda: any("serves again" in each.message for each in caplog.records))
     assert not Path(f"/proc/{pid}").exists()
     assert (node.restarts, node.silences) == (1, 1)
@@ -88,10 +88,10 @@ def test_one_that_answers_late_is_left_alone(node: embertide.Served) -> None:
     """As on a machine with far too much to do: it runs for a moment, now and then."""
     pid = pid_of(node)
     began_s = time.monotonic()
-    while time.monotonic() < began_s + 2 * LEAST_S:
+    while time.monotonic() < began_s + 2 * MIN_S:
         answered = asked(node)
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(0.4 * LEAST_S)  # how long it is away is the case; less than it may be silent
+        time.sleep(0.4 * MIN_S)  # how long it is away is the case; less than it may be silent
         os.kill(pid, signal.SIGCONT)
         wait_until(partial(asked_more, node, answered))
     assert (node.silences, node.restarts, pid_of(node)) == (0, 0, pid)

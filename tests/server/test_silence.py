@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embertide.server.adapters.process import Child, UsageError
-from embertide.server.adapters.silence import LEAST_S, TRIES, SilenceWatch, check_bound
+from embertide.server.adapters.silence import MIN_S, TRIES, SilenceWatch, check_bound
 
 BOUND_S = 60.0
 POLL_S = 0.5
@@ -145,11 +145,11 @@ def test_whoever_answers_in_time_is_never_silent_and_who_stops_is_soon(
     assert after_s <= BOUND_S + POLL_S
 
 
-@pytest.mark.parametrize("bound_s", [0.5, LEAST_S / 2, -1, float("nan")])
+@pytest.mark.parametrize("bound_s", [0.5, MIN_S / 2, -1, float("nan")])
 def test_a_bound_that_a_busy_machine_would_pass_is_refused(bound_s: float) -> None:
     with pytest.raises(UsageError, match=r"silent_s is .*: .*; give 4 or more, or 0"):
         check_bound(bound_s)
-    check_bound(LEAST_S)
+    check_bound(MIN_S)
     check_bound(0)
 
 

@@ -239,7 +239,7 @@ _SIZES = (0, 1, 2, 5, *range(30, 50))
 
 # --- tables ---------------------------------------------------------------------------------------
 
-_MOST_COLUMNS = 6  # beside label and key
+_MAX_COLUMNS = 6  # beside label and key
 _NAMES = st.one_of(
     st.sampled_from(_PLAIN),
     st.sampled_from(_HOSTILE),
@@ -260,12 +260,12 @@ _FILE_NAMES = st.one_of(
 def tables(draw: st.DrawFn) -> Drawn:
     """Draw a table, as one file or two, and what is said of it to `init`."""
     folder, name = draw(_FILE_NAMES), draw(_FILE_NAMES)
-    names = [draw(_NAMES) for _ in range(_MOST_COLUMNS)]
+    names = [draw(_NAMES) for _ in range(_MAX_COLUMNS)]
     # Shapes and values evenly; Hypothesis draws mostly what is small, which is right for names.
     rng = random.Random(repr((draw(st.integers(0, 2**64 - 1)), folder, name, names)))
     rows = rng.choice(_SIZES)
     columns: list[tuple[str, str, pa.DataType | None, list[Any]]] = []
-    for kind in rng.sample(sorted(_CELLS), rng.randrange(1, _MOST_COLUMNS)):
+    for kind in rng.sample(sorted(_CELLS), rng.randrange(1, _MAX_COLUMNS)):
         columns.append((names[len(columns)], kind, *_CELLS[kind](rng, rows)))
     if rng.random() < 0.9:
         label = rng.choice(sorted(_LABELS))

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ANSWER_S = 2.0
-_MOST_BYTES = 1 << 22
+_MAX_BYTES = 1 << 22
 
 
 def _paths(folders: list[str]) -> Iterator[str]:
@@ -45,7 +45,7 @@ def _can_write(path: str) -> bool:
 def _secrets_in(path: str, secrets: list[bytes]) -> bool:
     try:
         with Path(path).open("rb") as file:
-            data = file.read(_MOST_BYTES)
+            data = file.read(_MAX_BYTES)
     except OSError:
         return False
     return any(secret in data for secret in secrets)

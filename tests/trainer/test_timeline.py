@@ -40,7 +40,7 @@ def _times(timeline: Timeline) -> tuple[object, ...]:
 @pytest.fixture
 def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have changes followed to their end, however many tasks they touch."""
-    monkeypatch.setattr(timeline_module, "_MOST_VISITS", 100.0)
+    monkeypatch.setattr(timeline_module, "_MAX_VISITS", 100.0)
 
 
 @pytest.mark.usefixtures("unbounded")

@@ -41,7 +41,7 @@ from embertide.trainer.config.sync import (
     Sync,
 )
 from embertide.trainer.config.tables import (
-    MOST_PUBLISHED,
+    MAX_PUBLISHED,
     NO_TIME,
     CountersConfig,
     DenseConfig,
@@ -58,7 +58,7 @@ __all__ = [
     "BEFORE",
     "DCT",
     "HOUR_OF_DAY",
-    "MOST_PUBLISHED",
+    "MAX_PUBLISHED",
     "NETS",
     "NO_TIME",
     "AllReduce",

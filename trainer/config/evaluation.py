@@ -7,7 +7,7 @@ from embertide.trainer.config.changes import free
 HOUR_OF_DAY = "hour_of_day"
 """A slice that every stream has: the hour, 0 to 23, of an event's time."""
 
-MOST_SLICES = 8
+MAX_SLICES = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,9 +41,9 @@ class EvalConfig:
             raise ValueError(f"evaluation: hold_out is {self.hold_out}; give 0 or a share below 1")
         if not 1 <= self.most_values <= 100:
             raise ValueError(f"evaluation: most_values is {self.most_values}; give 1 to 100")
-        if len(self.slices) > MOST_SLICES or len(set(self.slices)) < len(self.slices):
+        if len(self.slices) > MAX_SLICES or len(set(self.slices)) < len(self.slices):
             raise ValueError(
-                f"evaluation: slices are {', '.join(self.slices)}; give {MOST_SLICES} different "
+                f"evaluation: slices are {', '.join(self.slices)}; give {MAX_SLICES} different "
                 "ones at most"
             )
         if self.hold_out_by and not self.hold_out:

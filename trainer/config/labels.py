@@ -2,7 +2,7 @@
 
 import dataclasses
 
-_MOST_S = 366 * 86_400.0
+_MAX_S = 366 * 86_400.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +29,8 @@ class LabelJoin:
     def __post_init__(self) -> None:
         """Refuse what no impression could wait for."""
         for name in ("wait_s", "correct_s"):
-            if not 0 <= getattr(self, name) <= _MOST_S:
-                raise ValueError(f"{name} is {getattr(self, name)}; give 0 to {_MOST_S:,.0f} s")
+            if not 0 <= getattr(self, name) <= _MAX_S:
+                raise ValueError(f"{name} is {getattr(self, name)}; give 0 to {_MAX_S:,.0f} s")
         if max(self.wait_s, self.correct_s) == 0:
             raise ValueError("wait_s and correct_s are 0; give the seconds that feedback may take")
         if self.most_waiting < 1:

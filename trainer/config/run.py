@@ -16,7 +16,7 @@ NetDtype = Literal["fp32", "bf16", "bf16_emulated"]
 NetDevice = Literal["auto", "cpu", "cuda"]
 Codec = Literal["fp32", "bf16", "fp16", "int8"]  # of what ranks exchange
 
-MOST_HELD_BATCHES = 64
+MAX_HELD_BATCHES = 64
 """Batches of a window, at most: more would only hold rows, and delay what is learned."""
 
 
@@ -237,10 +237,10 @@ class RunConfig:
     def _check_holds(self) -> None:
         """Refuse a window that cannot be."""
         given, half = f"hold_bytes is {self.hold_bytes}", self.ddr_budget_bytes // 2
-        if self.hold_bytes < 0 or not 0 <= self.hold_batches <= MOST_HELD_BATCHES:
+        if self.hold_bytes < 0 or not 0 <= self.hold_batches <= MAX_HELD_BATCHES:
             raise ValueError(
                 f"{given}, hold_batches {self.hold_batches}; give 0 or more bytes, and 0 to"
-                f" {MOST_HELD_BATCHES} batches"
+                f" {MAX_HELD_BATCHES} batches"
             )
         if self.hold_bytes == 0:
             if self.hold_batches > 0:

@@ -9,7 +9,7 @@ Pooling = Literal["sum", "mean"]
 FeatureKeys = Literal["one", "list", "weighed"]
 RowDtype = Literal["fp32", "fp16", "bf16", "int8"]
 
-MOST_PUBLISHED = 496
+MAX_PUBLISHED = 496
 """Items of a history that fit a row: 16 chunks of 31 keys, in a block of the SSD tier."""
 
 NO_TIME = 32.0
@@ -174,9 +174,9 @@ class SequenceConfig:
                 raise ValueError(
                     f"sequence {self.name!r}: {name} is {getattr(self, name)}; give at least 1"
                 )
-        if self.published and self.length > MOST_PUBLISHED:
+        if self.published and self.length > MAX_PUBLISHED:
             raise ValueError(
-                f"sequence {self.name!r}: length is {self.length}; at most {MOST_PUBLISHED} items "
+                f"sequence {self.name!r}: length is {self.length}; at most {MAX_PUBLISHED} items "
                 "fit a row that is published"
             )
 

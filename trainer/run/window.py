@@ -24,7 +24,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from embertide.trainer.config import RunConfig
-from embertide.trainer.config.run import MOST_HELD_BATCHES
+from embertide.trainer.config.run import MAX_HELD_BATCHES
 from embertide.trainer.data.base import Batch
 from embertide.trainer.embedding.store import TableKeys
 from embertide.trainer.errors import ConfigurationError
@@ -34,7 +34,7 @@ from embertide.trainer.publish.threads import Workers
 # Keys that are brought by one call, if more than a batch has; the store reads no more at once.
 _MERGED_KEYS = 1 << 16
 _NEWEST = 0.1  # share of the newest batch in means of times
-_LEAST_BATCHES = 2
+_MIN_BATCHES = 2
 # A hold that failed is tried again with so many times the room; the next ones need less and less.
 _MORE_ROOM, _LESS_ROOM = 1.3, 0.95
 
@@ -132,9 +132,9 @@ class Window:
         if self._batches > 0:
             return self._batches
         if self._learn_s.mean <= 0:
-            return _LEAST_BATCHES
+            return _MIN_BATCHES
         ratio = (self._bring_s.mean + 2 * self._bring_s.scatter) / self._learn_s.mean
-        return min(max(_LEAST_BATCHES, 1 + math.ceil(2 * ratio)), MOST_HELD_BATCHES)
+        return min(max(_MIN_BATCHES, 1 + math.ceil(2 * ratio)), MAX_HELD_BATCHES)
 
     def put(self, whole: Batch, learn: Batch | None, held_out: Batch | None) -> None:
         """Add a batch, whose rows are held and brought from now on."""

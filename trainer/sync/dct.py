@@ -40,9 +40,9 @@ _SPARE = 1.15
 # A threshold is chosen anew where more than _FAR_OVER times the share and _FEW more are large.
 _FAR_OVER, _FEW = 4, 16
 _GAIN = 0.1  # of the relative error of a tensor's share, by which its threshold moves in a step
-_MOST_FP16 = 65_504.0
+_MAX_FP16 = 65_504.0
 # The learner refuses gradients of a norm of 1e19; more must not be hidden in a residual.
-_MOST_SQUARES = 1e38
+_MAX_SQUARES = 1e38
 _TINY = float(torch.finfo(torch.float32).tiny)
 
 _Array = NDArray[Any]
@@ -123,7 +123,7 @@ class LargestGradients:
         room = room_of(self._most, len(self._sum_N))
         messages = Messages(room, self._dtype, len(beside), spans_R, size)
         v_N = self._with_residual()
-        if np.dot(v_N, v_N) < _MOST_SQUARES:
+        if np.dot(v_N, v_N) < _MAX_SQUARES:
             message = messages.pack(rank, beside.numpy(), *self._take_largest(v_N))
         else:
             message = messages.refuse(rank, beside.numpy())
@@ -189,7 +189,7 @@ class LargestGradients:
         self._move(threshold_T, np.where(is_over_T, _SPARE * self._share_T, count_T))
         values_E = v_N[place_E]
         if self._dtype is np.float16:
-            values_E = np.clip(values_E, -_MOST_FP16, _MOST_FP16)
+            values_E = np.clip(values_E, -_MAX_FP16, _MAX_FP16)
         values_E = values_E.astype(self._dtype)
         v_N[place_E] -= values_E
         self._state = _State(v_N, threshold_T, self._state.steps)

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-_LEAST_EPOCH = 25
+_MIN_EPOCH = 25
 """Groups of an epoch: any window of 50 groups has a whole one."""
 _NODE_RANKS = 4  # of the static schedule
 _FADE = 4
@@ -120,7 +120,7 @@ class GroupGenerator:
         self._division = division
         self._max_lag = max_lag
         self._random = random.Random(seed)
-        self._epoch_groups = max(_LEAST_EPOCH, 2 * -(-(size - 1) // (group_size - 1)))
+        self._epoch_groups = max(_MIN_EPOCH, 2 * -(-(size - 1) // (group_size - 1)))
         self.window = 2 * self._epoch_groups
         self._number = 0
         self._present = set(range(size))

@@ -76,7 +76,7 @@ class ServingStore : public Store {
   // by Maintain, in batches; until then the rows take no more than they did. Answers do not change.
   // Any thread, beside readers and writers.
   // kInvalidArgument, and nothing is changed: no such table or device; fewer bytes than
-  // kLeastDdrShareBytes; the shares of a device exceed its budget; a table stands twice; rows of a
+  // kMinDdrShareBytes; the shares of a device exceed its budget; a table stands twice; rows of a
   // table cannot leave DDR, for want of an SSD tier.
   Status SetDdrShares(std::span<const DdrShare> shares);
   // Seals the SSD tier: what of it can be used after a kill (docs/design/0006-seals.md). Blocks for

@@ -80,7 +80,7 @@ struct DdrShare {
   uint64_t bytes = 0;
 };
 // Evictions of a table go by batches of a 64th of its share; less would be a row at a time.
-inline constexpr uint64_t kLeastDdrShareBytes = 64 * 1024;
+inline constexpr uint64_t kMinDdrShareBytes = 64 * 1024;
 
 // As operators write them: "TABLE=DDR_BYTES[/SSD_BYTES[/POLICY]]", several with commas between.
 // kInvalidArgument naming the part that is wrong.

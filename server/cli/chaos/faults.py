@@ -18,7 +18,7 @@ LINKS = (
     "nodes>control",
 )
 _WINDOW_S = 2.5  # in which the faults of a round begin
-_MOST_FAULTS = 3
+_MAX_FAULTS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,7 +213,7 @@ def draw(seed: int, without: Sequence[str] = ()) -> list[Fault]:
     """Return the faults of a round, in the order of their begin."""
     rng = random.Random(seed)
     faults = []
-    for _ in range(rng.randint(1, _MOST_FAULTS)):
+    for _ in range(rng.randint(1, _MAX_FAULTS)):
         # Drawn from all, so that what this machine cannot do leaves the other faults as they are.
         kind = rng.choices(_KINDS, [each.weight for each in _KINDS])[0]
         drawn = [_fault(rng, kind, rng.choice(kind.targets), rng.uniform(0.0, _WINDOW_S))]

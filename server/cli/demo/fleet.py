@@ -26,8 +26,8 @@ NODES = 2
 DEVICES = 2
 DDR_SHARE = 0.25
 """DDR holds the index and this share of the rows' bytes; the versions' chains come out of it."""
-_LEAST_ROWS_BYTES = 1 << 19  # of a device: two pages, or a bucket's index while it doubles
-_LEAST_DEVICE_BYTES = 1 << 20  # the backend refuses less
+_MIN_ROWS_BYTES = 1 << 19  # of a device: two pages, or a bucket's index while it doubles
+_MIN_DEVICE_BYTES = 1 << 20  # the backend refuses less
 # A node of a version chain; a row that changed in the window has one or more (docs/design/0001).
 _WINDOW = 8
 _CHAIN_BYTES = 64
@@ -39,20 +39,20 @@ _HEARTBEAT_MS, _LONGEST_DEADLINE_MS = 100, 1000
 def _rows_budget(stream: Mapping[str, Any], nodes: int = 1) -> int:
     """Return that of a node's share; what a device needs at least, it needs on every node."""
     chains = _WINDOW * _CHAIN_BYTES * int(stream["changed_rows"])
-    least = chains + DEVICES * _LEAST_ROWS_BYTES
+    least = chains + DEVICES * _MIN_ROWS_BYTES
     return max(int(DDR_SHARE * stream["row_bytes"]) // nodes, least)
 
 
 def ddr_budget(stream: Mapping[str, Any]) -> int:
     """Return the DDR budget of a node that holds all, for a stream as `describe` tells of it."""
     wanted = int(stream["index_bytes"]) + _rows_budget(stream)
-    return max(wanted, DEVICES * _LEAST_DEVICE_BYTES)
+    return max(wanted, DEVICES * _MIN_DEVICE_BYTES)
 
 
 def node_budget(stream: Mapping[str, Any]) -> int:
     """Return that of a node that holds half of the rows, and while buckets move three quarters."""
     index = int(stream["index_bytes"]) * 3 // 4
-    return max(index + _rows_budget(stream, NODES), DEVICES * _LEAST_DEVICE_BYTES)
+    return max(index + _rows_budget(stream, NODES), DEVICES * _MIN_DEVICE_BYTES)
 
 
 class DemoFleet:

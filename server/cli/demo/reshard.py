@@ -31,7 +31,7 @@ from embertide.v1 import control_pb2, plan_pb2
 _SHARE = 0.5  # of the events, scored before it begins
 _QUIET_ANSWERS = 200  # compared before anything moves; of a short stream a fiftieth of its answers
 _QUIET_EVENTS = 12_800
-_LEAST_S = 60.0  # that the stream lasts
+_MIN_S = 60.0  # that the stream lasts
 _SETTLE_S = 1.0
 _PATIENCE_S = 120.0
 _DECISION_FIELDS = (
@@ -70,7 +70,7 @@ class DemoReshard:
     @property
     def events_per_s(self) -> float:
         """At most so many come: the control plane needs some seconds to see what changes."""
-        return self._events / _LEAST_S
+        return self._events / _MIN_S
 
     def facts(self, replay: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a person watches."""

@@ -11,7 +11,7 @@ from embertide.server.core.errors import invalid
 from embertide.server.core.plan.layout import Place, devices, owner, place, place_name
 from embertide.v1 import plan_pb2
 
-# As kLeastDdrShareBytes of the store.
+# As kMinDdrShareBytes of the store.
 SHARE_BYTES_MIN = 64 * 1024
 
 

@@ -20,7 +20,7 @@ from embertide.trainer.model.rewrite.graph import mapped as mapped_argument
 from embertide.trainer.model.rewrite.rowwise import MOVING, row_by_row
 
 _A: Any = torch.ops.aten
-_MOST_PIECES = 24  # of more, one index takes them
+_MAX_PIECES = 24  # of more, one index takes them
 
 
 def moves(value: Value) -> bool:
@@ -101,7 +101,7 @@ class Sources:
         source, begin, end = pieces[0]
         if len(pieces) == 1 and (begin, end) == (0, math.prod(source.shape[1:])):
             value = source
-        elif len(pieces) > _MOST_PIECES:
+        elif len(pieces) > _MAX_PIECES:
             value = self._indexed(columns.flatten(), mark)
         else:
             parts = [self._piece(*piece) for piece in pieces]

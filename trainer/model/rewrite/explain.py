@@ -29,7 +29,7 @@ from embertide.trainer.model.rewrite.reading import Contexts
 from embertide.trainer.model.rewrite.rowwise import row_by_row
 from embertide.trainer.model.rewrite.search import Found, search
 
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +103,7 @@ def left(found: Found, cost: Cost) -> Iterator[str]:
     for rule, count in found.refused.items():
         yield f"{rule}: {count} put aside, as scores would lie more than {TOLERANCE:.0e} apart"
     of_candidates = [v for v in found.graph.values if v.mark is Mark.CANDIDATE and cost(v) > 0]
-    largest = sorted(of_candidates, key=lambda value: -cost(value))[:_MOST_NAMED]
+    largest = sorted(of_candidates, key=lambda value: -cost(value))[:_MAX_NAMED]
     named = [f"{_named(v)} over {list(v.shape[1:])} {cost(v):,.0f} us" for v in largest]
     if named:
         yield f"most time for each candidate: {', '.join(named)}"

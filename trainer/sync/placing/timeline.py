@@ -22,7 +22,7 @@ import dataclasses
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
-_MOST_VISITS = 0.125
+_MAX_VISITS = 0.125
 """Share of the tasks that `retime` visits at most, before it computes all of them in their order.
 
 A visit costs three or four times what a task of `simulate_all` does.
@@ -207,7 +207,7 @@ class Timeline:
                 heapq.heappush(heap, (max(at, ready[other]), other))
 
         self.visits = 0
-        most = max(8.0, _MOST_VISITS * len(self.tasks))
+        most = max(8.0, _MAX_VISITS * len(self.tasks))
         while heap:
             self.visits += 1
             if self.visits > most:
