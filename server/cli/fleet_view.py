@@ -1,20 +1,29 @@
 """The fleet in facts and tables: nodes, devices, buckets, load skew, versions, staleness."""
 
 import collections
+import dataclasses
+import functools
 import time
 from collections.abc import Set
-from typing import Any, NamedTuple
+from typing import Any
 
 from embertide._common.terminal import Table, age_text, say, show_table, time_text
 from embertide.server.cli.control_client import Caller, CallError, enum_name, message_facts
 from embertide.server.cli.drift_view import drift_facts, drift_line
 from embertide.server.cli.trainer_view import show_trainer, trainer_facts, trainer_line
-from embertide.server.core.plan.layout import Place, layout_of, place_name
-from embertide.server.core.plan.workload import device_work, measured, skew
+from embertide.server.core.plan.fleet_figures import (
+    BucketColumns,
+    bucket_columns,
+    device_figures,
+    unowned_buckets,
+)
+from embertide.server.core.plan.layout import layout_of, place_name
+from embertide.server.core.plan.workload import skew
 from embertide.v1 import control_pb2, plan_pb2
 
 
-class FleetAnswers(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class FleetAnswers:
     """A control plane's answers about its fleet.
 
     Attributes:
@@ -33,6 +42,12 @@ class FleetAnswers(NamedTuple):
     load: control_pb2.GetFleetLoadResponse | None = None
     no_plan: str = ""
 
+    @functools.cached_property
+    def columns(self) -> dict[str, BucketColumns]:
+        """What nodes said of their buckets, by name."""
+        nodes = self.load.nodes if self.load is not None else ()
+        return {each.node: bucket_columns(each.load) for each in nodes}
+
 
 def ask_fleet(caller: Caller, hot_keys: int = 1) -> FleetAnswers:
     """Ask for everything that the view shows, and for so many hot keys.
@@ -47,9 +62,10 @@ def ask_fleet(caller: Caller, hot_keys: int = 1) -> FleetAnswers:
     except CallError as error:
         if error.code != "NOT_FOUND":
             raise
-        return answers._replace(no_plan=str(error))
+        return dataclasses.replace(answers, no_plan=str(error))
     request = control_pb2.GetFleetLoadRequest(hot_keys=hot_keys)
-    return answers._replace(plan=plan, load=caller.call("GetFleetLoad", request, 10.0))
+    load = caller.call("GetFleetLoad", request, 10.0)
+    return dataclasses.replace(answers, plan=plan, load=load)
 
 
 def fleet_facts(caller: Caller) -> dict[str, Any]:
@@ -153,51 +169,46 @@ def _devices(answers: FleetAnswers, living: Set[str]) -> dict[str, Any]:
         none: dict[str, Any] = {"devices": [], "skew": {}, "reads": [], "serving": []}
         return none | {"no_plan": answers.no_plan, "unowned_buckets": 0, "unowned_by_group": {}}
     p99_us = {each.node.name: each.p99_us for each in answers.status.nodes if _lives(each)}
-    workload = measured(plan.topology, {each.node: each.load for each in load.nodes})
     layout = layout_of(plan.assignments)
-    work = device_work(plan.topology, layout, workload)
-    owned: collections.Counter[Place] = collections.Counter()
-    moving: collections.Counter[Place] = collections.Counter()
-    group_of = {at: node.group for at, node in enumerate(plan.topology.nodes)}
-    alive = {at for at, node in enumerate(plan.topology.nodes) if node.name in living}
-    unowned, unowned_in = 0, collections.Counter[int]()
-    for held in layout.values():
-        owned.update(held.owners)
-        moving.update((*held.joining, *held.leaving))
-        answering = {group_of[at.node] for at in held.owners if at.node in alive}
-        if answering:
-            unowned_in.update({group_of[at.node] for at in held.owners} - answering)
-        else:
-            unowned += 1
+    figures = device_figures(plan.topology, layout, answers.columns)
+    unowned, unowned_in = unowned_buckets(plan.topology, layout, living)
     groups: dict[int, list[int]] = collections.defaultdict(list)
-    for at, each in work.items():
+    for at, each in figures.items():
         groups[plan.topology.nodes[at.node].group].append(each.reads)
+    reads = [_reads(each, answers.columns[each.node]) for each in load.nodes]
+    with_ssd = {
+        each.node.name
+        for each in answers.status.nodes
+        if any(b.tier == plan_pb2.TIER_SSD for d in each.node.devices for b in d.budgets)
+    }
     return {
         "devices": [
             {
                 "device": place_name(plan.topology, at),
                 "group": plan.topology.nodes[at.node].group,
-                "buckets": owned[at],
-                "moving": moving[at],
+                "buckets": each.buckets,
+                "moving": each.moving,
                 "reads": each.reads,
                 "bytes": each.bytes,
             }
-            for at, each in sorted(work.items())
+            for at, each in sorted(figures.items())
         ],
         "skew": {str(group): round(skew(reads), 3) for group, reads in sorted(groups.items())},
-        "reads": [_reads(each) for each in load.nodes],
-        "serving": [_serving(each, p99_us.get(each.node, 0)) for each in load.nodes],
+        "reads": reads,
+        "serving": [
+            _serving(each, own, p99_us.get(each.node, 0), has_ssd=each.node in with_ssd)
+            for each, own in zip(load.nodes, reads, strict=True)
+        ],
         "unowned_buckets": unowned,
-        "unowned_by_group": {str(group): count for group, count in sorted(unowned_in.items())},
+        "unowned_by_group": {str(group): count for group, count in unowned_in.items()},
     }
 
 
-def _reads(node: control_pb2.NodeLoad) -> dict[str, Any]:
+def _reads(node: control_pb2.NodeLoad, said: BucketColumns) -> dict[str, Any]:
     """Return where a node's own requests were answered in the last load window."""
-    buckets = node.load.buckets
-    here = sum(each.reads - each.peer_reads for each in buckets)
-    hot = sum(each.hot_reads for each in buckets)
-    asked = sum(each.asked for each in buckets)
+    for_peers = int(said.peer_reads.sum())
+    here = int(said.reads.sum()) - for_peers
+    hot, asked = int(said.hot_reads.sum()), int(said.asked.sum())
     calls = sum(each.calls for each in node.load.peers)
     round_trips_us = sum(each.round_trip_us for each in node.load.peers)
     return {
@@ -206,18 +217,20 @@ def _reads(node: control_pb2.NodeLoad) -> dict[str, Any]:
         "here": here,
         "hot": hot,
         "asked": asked,
-        "for_peers": sum(each.peer_reads for each in buckets),
+        "for_peers": for_peers,
         "peer_calls": calls,
         "peer_round_trip_us": round(round_trips_us / calls) if calls else 0,
     }
 
 
-def _serving(node: control_pb2.NodeLoad, p99_us: int) -> dict[str, Any]:
+def _serving(
+    node: control_pb2.NodeLoad, reads: dict[str, Any], p99_us: int, *, has_ssd: bool
+) -> dict[str, Any]:
     """Return how fast a node was in the last load window, and what it read from its SSD."""
-    load, reads = node.load, _reads(node)
+    load = node.load
     seconds = load.window_ms / 1000 or 1.0
     sources = [0, 0, 0]
-    for bucket in load.buckets:
+    for bucket in load.buckets if has_ssd else ():
         for at, count in enumerate(bucket.reads_by_source[:3]):
             sources[at] += count
     return {

@@ -63,16 +63,12 @@ class HeatMap:
                 self._columns.clear()
             reads = np.zeros(len(rows), np.int64)
             remote = np.zeros(len(rows), np.int64)
-            for node in load.nodes:
-                for each in node.load.buckets:
-                    begin = begins.get(each.table_id)
-                    if begin is None:
-                        continue
-                    at = begin[0] + each.bucket // begin[1]
-                    if at < begin[2]:
-                        # Reads that callers asked of it, wherever they were answered.
-                        reads[at] += each.reads - each.peer_reads + each.asked + each.hot_reads
-                        remote[at] += each.asked
+            for said in answers.columns.values():
+                for table, (begin, size, end) in begins.items():
+                    at = begin + said.bucket[said.table == table] // size
+                    shown = at < end
+                    for counts, values in ((reads, said.wanted), (remote, said.asked)):
+                        np.add.at(counts, at[shown], values[said.table == table][shown])
             self._columns.append(_Column(answers.at_ms, plan.epoch, reads, remote))
 
     def facts(self) -> dict[str, Any]:

@@ -29,12 +29,15 @@ def answers(
 ) -> dict[str, Any]:
     """The answers of a fleet by RPC; the first `dead` nodes are dead."""
     now_ms = round(time.time() * 1000)
-    tier = plan_pb2.TierBudget(tier=plan_pb2.TIER_DDR, budget_bytes=1 << 30)
+    tiers = [
+        plan_pb2.TierBudget(tier=plan_pb2.TIER_DDR, budget_bytes=1 << 30),
+        plan_pb2.TierBudget(tier=plan_pb2.TIER_SSD, budget_bytes=4 << 30),
+    ]
     known = [
         plan_pb2.Node(
             name=f"{names.node}-{at}",
             address=f"10.0.0.{at % 250}:7200",
-            devices=[plan_pb2.Device(index=0, kind=plan_pb2.DEVICE_KIND_CPU, budgets=[tier])],
+            devices=[plan_pb2.Device(index=0, kind=plan_pb2.DEVICE_KIND_CPU, budgets=tiers)],
         )
         for at in range(nodes)
     ]
