@@ -1,4 +1,4 @@
-"""What the console costs a visitor: first page, updates, weight, of 1,000 nodes and 10^6 buckets.
+"""The cost of the console to a visitor: first page, updates, weight; 1,000 nodes, 10^6 buckets.
 
 The control plane is made up: its answers are in memory, so the figures are the console's own, from
 a visitor's request over HTTP to the whole answer. How large the answers would be on the wire is a

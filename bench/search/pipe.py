@@ -86,7 +86,7 @@ class _Side:
 
 
 class _Drive:
-    """What the drive gives when it is asked for many blocks at once and nothing else works."""
+    """The rate of the drive when it is asked for many blocks at once and nothing else works."""
 
     def __init__(self, side: _Side, shape: Shape) -> None:
         self._side, self._shape = side, shape

@@ -44,7 +44,7 @@ class FleetAnswers:
 
     @functools.cached_property
     def columns(self) -> dict[str, BucketColumns]:
-        """What nodes said of their buckets, by name."""
+        """Return what nodes said of their buckets, by name."""
         nodes = self.load.nodes if self.load is not None else ()
         return {each.node: bucket_columns(each.load) for each in nodes}
 

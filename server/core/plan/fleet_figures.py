@@ -15,7 +15,7 @@ Counts = NDArray[np.int64]
 
 
 class BucketColumns(NamedTuple):
-    """What a node said of buckets, an entry each.
+    """The columns that a node said of buckets, an entry each.
 
     Attributes:
         table: Table ids.
@@ -37,7 +37,7 @@ class BucketColumns(NamedTuple):
 
     @property
     def wanted(self) -> Counts:
-        """What own requests wanted of each bucket, wherever it was answered."""
+        """Reads that own requests wanted of each bucket, wherever it was answered."""
         wanted: Counts = self.reads - self.peer_reads + self.asked + self.hot_reads
         return wanted
 
