@@ -33,6 +33,12 @@ Result<const EmbertideDensePlugin*> LoadPlugin(const std::string& path) {
   return plugin;
 }
 
+DenseProgram::Bf16 Bf16Of(EmbertideDenseBf16 bf16) {
+  if (bf16 == EMBERTIDE_DENSE_BF16_NONE) return DenseProgram::Bf16::kNone;
+  return bf16 == EMBERTIDE_DENSE_BF16_READY ? DenseProgram::Bf16::kReady
+                                            : DenseProgram::Bf16::kNoCpu;
+}
+
 Code CodeOf(int result, Code otherwise) {
   return result == EMBERTIDE_DENSE_REJECTED ? Code::kRejected : otherwise;
 }
@@ -95,6 +101,7 @@ Result<std::unique_ptr<DenseProgram>> DenseProgram::Open(const std::string& plug
   program->dense_features_ = shape.dense_features;
   program->embedding_dim_ = shape.embedding_dim;
   program->heads_ = shape.heads;
+  program->bf16_ = Bf16Of(shape.bf16);
   if (shape.context_embeddings != nullptr) {
     program->context_dense_.assign(shape.context_dense, shape.context_dense + shape.dense_features);
     program->context_embeddings_.assign(shape.context_embeddings,
@@ -107,8 +114,8 @@ DenseProgram::~DenseProgram() {
   if (program_ != nullptr) plugin_->close(program_);
 }
 
-Result<std::shared_ptr<const DenseWeights>> DenseProgram::Load(
-    std::span<const DenseTensor> tensors) const {
+Result<std::shared_ptr<const DenseWeights>> DenseProgram::Load(std::span<const DenseTensor> tensors,
+                                                               bool bf16) const {
   std::vector<EmbertideDenseTensor> views;
   views.reserve(tensors.size());
   for (const DenseTensor& tensor : tensors) {
@@ -117,8 +124,8 @@ Result<std::shared_ptr<const DenseWeights>> DenseProgram::Load(
   }
   EmbertideDenseWeights* weights = nullptr;
   std::array<char, kErrorBytes> error{};
-  const int result =
-      plugin_->load(program_, views.data(), views.size(), &weights, error.data(), error.size());
+  const int result = plugin_->load(program_, views.data(), views.size(), bf16 ? 1 : 0, &weights,
+                                   error.data(), error.size());
   if (result != EMBERTIDE_DENSE_OK) {
     return Status(CodeOf(result, Code::kDeviceError), error.data());
   }

@@ -12,12 +12,17 @@
 // (trainer/model/products.py). With "context": {"dense": [[begin, end], ..], "embeddings": [..],
 // "direct": [name, ..], "prepared": [[..], ..]} those columns are the user's, and there are the
 // program "context" and, if a tensor is prepared, "prepare" (trainer/model/rewrite/package.py).
+// With "bf16": {"rows": n, "weights": [name, ..]} there is a program "bf16" of the same inputs, but
+// that those weights are bf16, in the form that oneDNN packs them in; it is for n samples and more
+// (trainer/model/bf16.py). In "context" it is {"rows": n, "tensors": [place, ..]}, places among the
+// direct parameters and prepared tensors, and the program is "context_bf16".
 // "prepare" takes the parameters and gives tensors of the shapes said. "context" takes
 // context_dense, context_embeddings, candidate_dense, candidate_embeddings, the user of each
 // candidate (int64), the direct parameters and the prepared tensors; its outputs are as those of
 // the other.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
@@ -38,6 +43,9 @@ struct Parameter {
   std::string name;
   std::vector<int64_t> shape;
 };
+
+// Rows that weights are packed for; others use them, too.
+constexpr int64_t kPackedRows = 256;
 
 struct Rejected : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -60,7 +68,17 @@ bool MklIsSlow() {
 #endif
 }
 
-// A program, and one that is faster for many rows.
+// Whether oneDNN has products in bf16 that are faster: a CPU with AMX has this, too.
+bool HasBf16() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return false;
+#endif
+}
+
+// A program, and some that are faster for many rows.
 class BySize {
  public:
   BySize(const char* package, const char* name) : few_(package, name) {}
@@ -70,13 +88,25 @@ class BySize {
     first_ = json.at("products");
     many_.emplace(package, name);
   }
+  // `weights`: places among the tensors that the program takes. Requires: HasBf16.
+  void TakeBf16(const char* package, const char* name, int64_t first, std::vector<size_t> weights) {
+    first_in_bf16_ = first;
+    bf16_weights_ = std::move(weights);
+    in_bf16_.emplace(package, name);
+  }
   Loader& any() { return few_; }
   Loader& Of(int64_t rows) { return many_ && rows >= first_ ? *many_ : few_; }
+  // The program in bf16, if so many rows gain by it; else null.
+  Loader* InBf16(int64_t rows) { return in_bf16_ && rows >= first_in_bf16_ ? &*in_bf16_ : nullptr; }
+  const std::vector<size_t>& bf16_weights() const { return bf16_weights_; }
 
  private:
   Loader few_;
   std::optional<Loader> many_;
+  std::optional<Loader> in_bf16_;
+  std::vector<size_t> bf16_weights_;
   int64_t first_ = 0;
+  int64_t first_in_bf16_ = 0;
 };
 
 // The programs for users and candidates.
@@ -104,6 +134,9 @@ struct EmbertideDenseProgram {
 struct EmbertideDenseWeights {
   std::vector<at::Tensor> tensors;
   std::vector<at::Tensor> of_contexts;  // direct ones, then the prepared
+  // The same as the programs in bf16 take them; empty: these are not run.
+  std::vector<at::Tensor> tensors_bf16;
+  std::vector<at::Tensor> of_contexts_bf16;
 };
 
 namespace {
@@ -141,27 +174,50 @@ std::vector<uint8_t> MarksOf(const embertide::Json& ranges, uint32_t columns) {
   return marks;
 }
 
+// The place of a parameter that a program, "for contexts" for one, takes.
+size_t PlaceOf(const EmbertideDenseProgram& program, const std::string& name, const char* which) {
+  const auto found = std::ranges::find(program.parameters, name, &Parameter::name);
+  if (found == program.parameters.end()) {
+    throw Rejected(std::string("the package's program ") + which + " takes parameter \"" + name +
+                   "\", which the package lacks: export it again");
+  }
+  return found - program.parameters.begin();
+}
+
 void ReadContexts(const char* package, const embertide::Json& json,
                   EmbertideDenseProgram* program) {
   auto contexts = std::make_unique<ContextPrograms>();
   contexts->dense = MarksOf(json.at("dense"), program->shape.dense_features);
   contexts->embeddings = MarksOf(json.at("embeddings"), program->shape.embedding_dim);
   for (const auto& name : json.at("direct")) {
-    const auto found =
-        std::ranges::find(program->parameters, name.template get<std::string>(), &Parameter::name);
-    if (found == program->parameters.end()) {
-      throw Rejected("the package's program for contexts takes parameter " + name.dump() +
-                     ", which the package lacks: export it again");
-    }
-    contexts->direct.push_back(found - program->parameters.begin());
+    contexts->direct.push_back(PlaceOf(*program, name.template get<std::string>(), "for contexts"));
   }
   for (const auto& shape : json.at("prepared")) contexts->prepared.push_back(shape);
   contexts->run.emplace(package, "context");
   contexts->run->TakeProducts(package, "context_products", json);
+  if (json.contains("bf16") && HasBf16()) {
+    const size_t tensors = contexts->direct.size() + contexts->prepared.size();
+    std::vector<size_t> places = json.at("bf16").at("tensors");
+    if (std::ranges::any_of(places, [tensors](size_t place) { return place >= tensors; })) {
+      throw Rejected("the package's program for contexts in bf16 takes a tensor beyond its " +
+                     std::to_string(tensors) + ": export it again");
+    }
+    contexts->run->TakeBf16(package, "context_bf16", json.at("bf16").at("rows"), std::move(places));
+  }
   if (!contexts->prepared.empty()) contexts->prepare.emplace(package, "prepare");
   program->shape.context_dense = contexts->dense.data();
   program->shape.context_embeddings = contexts->embeddings.data();
   program->contexts = std::move(contexts);
+}
+
+void ReadBf16(const char* package, const embertide::Json& json, EmbertideDenseProgram* program) {
+  program->shape.bf16 = HasBf16() ? EMBERTIDE_DENSE_BF16_READY : EMBERTIDE_DENSE_BF16_NO_CPU;
+  if (!HasBf16()) return;
+  std::vector<size_t> places;
+  for (const auto& name : json.at("weights")) {
+    places.push_back(PlaceOf(*program, name.template get<std::string>(), "in bf16"));
+  }
+  program->program.TakeBf16(package, "bf16", json.at("rows"), std::move(places));
 }
 
 void ReadDescription(const char* package, EmbertideDenseProgram* program) {
@@ -185,6 +241,7 @@ void ReadDescription(const char* package, EmbertideDenseProgram* program) {
   }
   program->program.TakeProducts(package, "products", json);
   if (json.value("one_sample", false)) program->one_sample.emplace(package, "one_sample");
+  if (json.contains("bf16")) ReadBf16(package, json.at("bf16"), program);
   if (json.contains("context")) ReadContexts(package, json.at("context"), program);
 }
 
@@ -236,8 +293,19 @@ void PrepareContexts(const ContextPrograms& contexts, EmbertideDenseWeights* wei
   for (const at::Tensor& each : prepared) weights->of_contexts.push_back(each.contiguous().clone());
 }
 
+// The tensors with some of them in bf16 and packed for oneDNN, which a product would do each time.
+std::vector<at::Tensor> InBf16(std::vector<at::Tensor> tensors, const std::vector<size_t>& places) {
+  static const auto pack = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("mkldnn::_reorder_linear_weight", "")
+                               .typed<at::Tensor(const at::Tensor&, std::optional<int64_t>)>();
+  for (const size_t at : places) {
+    tensors[at] = pack.call(tensors[at].to(at::kBFloat16), kPackedRows);
+  }
+  return tensors;
+}
+
 int Load(const EmbertideDenseProgram* program, const EmbertideDenseTensor* tensors, size_t count,
-         EmbertideDenseWeights** out, char* error, size_t capacity) {
+         int bf16, EmbertideDenseWeights** out, char* error, size_t capacity) {
   return Guard(error, capacity, [&] {
     const c10::InferenceMode inference;
     if (count != program->parameters.size()) {
@@ -259,6 +327,14 @@ int Load(const EmbertideDenseProgram* program, const EmbertideDenseTensor* tenso
       weights->tensors.push_back(Copy(*found));
     }
     if (program->contexts != nullptr) PrepareContexts(*program->contexts, weights.get());
+    if (bf16 != 0) {
+      UseThisThreadAlone();
+      weights->tensors_bf16 = InBf16(weights->tensors, program->program.bf16_weights());
+      if (program->contexts != nullptr) {
+        weights->of_contexts_bf16 =
+            InBf16(weights->of_contexts, program->contexts->run->bf16_weights());
+      }
+    }
     *out = weights.release();
   });
 }
@@ -294,9 +370,12 @@ int Run(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights, in
     };
     inputs.push_back(view(dense, program->shape.dense_features));
     inputs.push_back(view(embeddings, program->shape.embedding_dim));
-    inputs.insert(inputs.end(), weights->tensors.begin(), weights->tensors.end());
-    Loader& runs =
+    Loader* in_bf16 = weights->tensors_bf16.empty() ? nullptr : program->program.InBf16(batch);
+    const auto& taken = in_bf16 != nullptr ? weights->tensors_bf16 : weights->tensors;
+    inputs.insert(inputs.end(), taken.begin(), taken.end());
+    Loader& in_fp32 =
         batch == 1 && program->one_sample ? *program->one_sample : program->program.Of(batch);
+    Loader& runs = in_bf16 != nullptr ? *in_bf16 : in_fp32;
     TakeScores(runs.boxed_run(std::move(inputs)), program->shape.heads, batch, scores);
   });
 }
@@ -321,9 +400,13 @@ int RunContexts(EmbertideDenseProgram* program, const EmbertideDenseWeights* wei
     add(request->candidate_embeddings, request->candidates, contexts.embeddings, 0);
     inputs.push_back(
         at::from_blob(const_cast<int64_t*>(request->user_of), {request->candidates}, at::kLong));
-    inputs.insert(inputs.end(), weights->of_contexts.begin(), weights->of_contexts.end());
-    TakeScores(contexts.run->Of(request->candidates).boxed_run(std::move(inputs)),
-               program->shape.heads, request->candidates, scores);
+    Loader* in_bf16 =
+        weights->of_contexts_bf16.empty() ? nullptr : contexts.run->InBf16(request->candidates);
+    const auto& taken = in_bf16 != nullptr ? weights->of_contexts_bf16 : weights->of_contexts;
+    inputs.insert(inputs.end(), taken.begin(), taken.end());
+    Loader& runs = in_bf16 != nullptr ? *in_bf16 : contexts.run->Of(request->candidates);
+    TakeScores(runs.boxed_run(std::move(inputs)), program->shape.heads, request->candidates,
+               scores);
   });
 }
 

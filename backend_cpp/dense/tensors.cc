@@ -1,5 +1,7 @@
 // Reading the safetensors format: u64 length of a JSON header, the header, then the data.
+#include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "base/json.h"
 #include "embertide/dense.h"
@@ -32,24 +34,53 @@ DenseTensor ReadOne(const std::string& name, const Json& entry, std::span<const 
   return tensor;
 }
 
+// The header, and the data behind it.
+std::pair<Json, std::span<const std::byte>> ReadHeader(std::span<const std::byte> bytes) {
+  uint64_t header = 0;
+  if (bytes.size() < sizeof(header)) throw std::invalid_argument("fewer than 8 bytes");
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  const auto rest = bytes.subspan(sizeof(header));
+  if (header > rest.size()) {
+    throw std::invalid_argument("the header says " + std::to_string(header) + " bytes, " +
+                                std::to_string(rest.size()) + " are there");
+  }
+  const auto* text = reinterpret_cast<const char*>(rest.data());
+  return {Json::parse(text, text + header), rest.subspan(header)};
+}
+
+double Number(const Json& json, const char* field) {
+  const auto number = json.at(field).get<double>();
+  if (!std::isfinite(number)) throw std::invalid_argument(std::string(field) + " is not finite");
+  return number;
+}
+
 }  // namespace
+
+Result<std::optional<Bf16Measurement>> ParseBf16(std::span<const std::byte> bytes) {
+  try {
+    const Json json = ReadHeader(bytes).first;
+    const auto metadata = json.find("__metadata__");
+    if (metadata == json.end() || !metadata->contains("bf16")) {
+      return std::optional<Bf16Measurement>();
+    }
+    const Json said = Json::parse(metadata->at("bf16").get<std::string>());
+    return std::optional(Bf16Measurement{.taken = said.at("taken").get<bool>(),
+                                         .events = said.at("events").get<uint64_t>(),
+                                         .auc_loss = Number(said, "auc_loss"),
+                                         .max_error = Number(said, "max_error"),
+                                         .why_refused = said.at("why").get<std::string>()});
+  } catch (const std::exception& error) {
+    return Status(Code::kCorrupt, std::string("safetensors: bf16: ") + error.what());
+  }
+}
 
 Result<std::vector<DenseTensor>> ParseTensors(std::span<const std::byte> bytes) {
   try {
-    uint64_t header = 0;
-    if (bytes.size() < sizeof(header)) throw std::invalid_argument("fewer than 8 bytes");
-    std::memcpy(&header, bytes.data(), sizeof(header));
-    const auto rest = bytes.subspan(sizeof(header));
-    if (header > rest.size()) {
-      throw std::invalid_argument("the header says " + std::to_string(header) + " bytes, " +
-                                  std::to_string(rest.size()) + " are there");
-    }
-    const auto* text = reinterpret_cast<const char*>(rest.data());
-    const Json json = Json::parse(text, text + header);
+    const auto [json, data] = ReadHeader(bytes);
     std::vector<DenseTensor> tensors;
     for (const auto& [name, entry] : json.items()) {
       if (name == "__metadata__") continue;
-      tensors.push_back(ReadOne(name, entry, rest.subspan(header)));
+      tensors.push_back(ReadOne(name, entry, data));
     }
     return tensors;
   } catch (const std::exception& error) {

@@ -30,6 +30,28 @@ TEST(TensorsTest, NamesShapesAndValuesAreReadAsTheyStand) {
   EXPECT_EQ(tensors.value()[1].values, (std::vector<float>{1.5F, -2.0F}));
 }
 
+TEST(TensorsTest, WhatBf16CostsIsReadFromTheMetadata) {
+  const auto none = ParseBf16(File(R"({"__metadata__":{"a":"b"}})", {}));
+  ASSERT_TRUE(none.ok()) << none.status().ToString();
+  EXPECT_FALSE(none.value().has_value());
+  const auto file = [](const std::string& fields) {
+    return ParseBf16(File(R"({"__metadata__":{"bf16":"{)" + fields + R"(}"}})", {}));
+  };
+  const auto found =
+      file(R"(\"taken\":false,\"events\":7,\"auc_loss\":0.25,\"max_error\":1e-3,\"why\":\"far\")");
+  ASSERT_TRUE(found.ok()) << found.status().ToString();
+  ASSERT_TRUE(found.value().has_value());
+  EXPECT_FALSE(found.value()->taken);
+  EXPECT_EQ(found.value()->events, 7U);
+  EXPECT_EQ(found.value()->auc_loss, 0.25);
+  EXPECT_EQ(found.value()->max_error, 1e-3);
+  EXPECT_EQ(found.value()->why_refused, "far");
+  const auto harmed = file(R"(\"taken\":true,\"events\":-7)");
+  ASSERT_FALSE(harmed.ok());
+  EXPECT_NE(harmed.status().ToString().find("-7 is no integer"), std::string::npos)
+      << harmed.status().ToString();
+}
+
 TEST(TensorsTest, HarmedFilesAreRefused) {
   const auto message = [](const std::vector<std::byte>& bytes) {
     const auto tensors = ParseTensors(bytes);

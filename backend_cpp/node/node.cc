@@ -25,6 +25,7 @@
 #include "node/readiness.h"
 #include "node/recovery.h"
 #include "node/remote.h"
+#include "node/served_bf16.h"
 #include "node/version_gate.h"
 
 namespace embertide {
@@ -420,6 +421,9 @@ Status Node::LoadDense() {
   Result<std::unique_ptr<DenseProgram>> program = OpenProgram();
   if (!program.ok()) return program.status();
   program_ = std::move(*program);
+  if (program_->bf16() != DenseProgram::Bf16::kNone) {
+    served_bf16_ = std::make_unique<ServedBf16>(options().log);
+  }
   EMBERTIDE_RETURN_IF_ERROR(LoadTransforms());
   const size_t dense = transforms_ ? transforms_->outputs() : manifest().dense_features;
   if (program_->embedding_dim() != total_dim_ || program_->dense_features() != dense) {
@@ -465,7 +469,10 @@ Result<std::shared_ptr<const DenseWeights>> Node::LoadWeights(
     std::span<const std::byte> tensors) const {
   const Result<std::vector<DenseTensor>> parsed = ParseTensors(tensors);
   if (!parsed.ok()) return parsed.status();
-  return program_->Load(parsed.value());
+  if (served_bf16_ == nullptr) return program_->Load(parsed.value());
+  const Result<std::optional<Bf16Measurement>> measured = ParseBf16(tensors);
+  if (!measured.ok()) return measured.status();
+  return program_->Load(parsed.value(), served_bf16_->Take(program_->bf16(), measured.value()));
 }
 
 // Null for a node that leaves the dense part alone.

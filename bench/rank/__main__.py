@@ -5,14 +5,21 @@ import sys
 from pathlib import Path
 
 from bench import parts, report
-from bench.rank import dense, served
-from bench.servers import BUILD
+from bench.rank import bf16, bf16_served, dense, served
+from bench.servers import BUILD, BenchError
+
+
+def _criteo(path: Path | None) -> Path:
+    if path is None:
+        raise BenchError("give Criteo's ads, a Parquet file: --criteo, or CRITEO=")
+    return path
 
 
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--repetitions", type=int, default=report.MIN_REPETITIONS)
     parser.add_argument("--candidates", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument("--criteo", type=Path, help="Criteo's ads, for bf16-auc")
     parser.add_argument(
         "--costs", type=Path, default=BUILD / "bench" / "rank_costs.json", help="measured before"
     )
@@ -28,6 +35,8 @@ if __name__ == "__main__":
             {
                 "dense": lambda given: dense.rows(given.candidates, given.repetitions, given.costs),
                 "served": lambda given: served.rows(given.candidates, given.repetitions),
+                "bf16": lambda given: bf16_served.rows(given.repetitions),
+                "bf16-auc": lambda given: bf16.rows(_criteo(given.criteo)),
             },
             __doc__,
             _options(),

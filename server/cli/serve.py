@@ -29,6 +29,7 @@ from embertide.server.cli.common_options import (
     Triton,
     read_secret,
 )
+from embertide.server.cli.metrics_page import MetricsPage
 from embertide.server.cli.mirror import Mirror
 from embertide.server.cli.node_flags import options_of, with_node_flags
 from embertide.server.cli.snapshot import newest_snapshot
@@ -70,6 +71,18 @@ def context_columns(path: Path, flags: dict[str, Any]) -> tuple[str, ...]:
         return context_of(newest_snapshot(path))
     except (OSError, ValueError, ProcessError):
         return ()  # no version yet, or the backend says what is wrong
+
+
+def precision(page: MetricsPage, name: str) -> str | None:
+    """Say what a model's dense net is computed in; None: its run did not choose bf16."""
+    family = "embertide_dense_bf16_versions_total"
+    if not page.labels(family, "result", model=name):
+        return None
+    if page.sum("embertide_dense_bf16", model=name):
+        return "the dense net is computed in bf16"
+    if page.sum(family, model=name, result="no_cpu"):
+        return "the dense net is computed in fp32: this CPU has neither AVX512-BF16 nor AMX"
+    return "the dense net is computed in fp32: bf16 is refused for this version, the log says why"
 
 
 def _model_name(path: Path) -> str:
@@ -316,6 +329,9 @@ def command(
             f"log {server_options.log}; Ctrl-C stops it"
         )
         tell = partial(say, err=True)
+        with contextlib.suppress(triton.TritonError):  # metrics late: they go on saying it
+            if said := precision(MetricsPage(server.metrics()), name):
+                tell(f"model {name!r}: {said}")
         switch = None
         if not snapshot:
             own_context = bool(flags["context"])

@@ -13,7 +13,7 @@ import torch  # the plugin's own torch
 from rewriting import Net, joined
 from torch import Tensor, nn
 
-from embertide.trainer.model import one_sample, products
+from embertide.trainer.model import bf16, one_sample, products
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.export import export_dense, named_tensors
@@ -39,10 +39,12 @@ _LOAD = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
     ctypes.c_void_p,
     ctypes.c_size_t,
+    ctypes.c_int,
     ctypes.POINTER(ctypes.c_void_p),
     ctypes.c_char_p,
     ctypes.c_size_t,
 )
+_BF16_READY, _BF16_NO_CPU = 1, 2
 
 
 _RUN = ctypes.CFUNCTYPE(
@@ -86,6 +88,7 @@ class _Shape(ctypes.Structure):
         ("dense_features", ctypes.c_uint32),
         ("embedding_dim", ctypes.c_uint32),
         ("heads", ctypes.c_uint32),
+        ("bf16", ctypes.c_int),
         ("context_dense", ctypes.POINTER(ctypes.c_uint8)),
         ("context_embeddings", ctypes.POINTER(ctypes.c_uint8)),
     )
@@ -147,8 +150,11 @@ def _plugin() -> Any:
 class _Opened:
     """A package and the weights of a net. A context manager."""
 
-    def __init__(self, plugin: Any, package: Path, net: nn.Module) -> None:
+    def __init__(
+        self, plugin: Any, package: Path, net: nn.Module, *, in_bf16: bool = False
+    ) -> None:
         self._plugin, self._package, self._net = plugin, package, net
+        self._in_bf16 = in_bf16
         self._program, self._weights = ctypes.c_void_p(), ctypes.c_void_p()
         self._error = ctypes.create_string_buffer(400)
         self.shape = _Shape()
@@ -163,7 +169,8 @@ class _Opened:
         program, said = ctypes.byref(self._program), ctypes.byref(self.shape)
         self._done(self._plugin.open(str(self._package).encode(), program, said, *self._said))
         loaded = ctypes.byref(self._weights)
-        self._done(self._plugin.load(self._program, named, len(tensors), loaded, *self._said))
+        what = (named, len(tensors), int(self._in_bf16), loaded)
+        self._done(self._plugin.load(self._program, *what, *self._said))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -278,7 +285,7 @@ def test_programs_opened_at_once_keep_their_own_descriptions(plugin: Any, tmp_pa
         failed = plugin.open(named, opened, ctypes.byref(shape), error, 400)
         if not failed:
             # Without parameters, the refusal says how many there should be.
-            plugin.load(program, None, 0, ctypes.byref(weights), error, 400)
+            plugin.load(program, None, 0, 0, ctypes.byref(weights), error, 400)
             plugin.close(program)
         said.append((path, error.value.decode()))
 
@@ -324,3 +331,88 @@ def test_what_is_the_users_is_computed_once_a_user(
             want_B = opened.run(*joined(contexts, split, user_of_row_B))
             assert (got_B - want_B).abs().max() <= 1e-6 * want_B.abs().max()
             assert got_B.unique().numel() > 1 or candidates == 1
+
+
+# --- in bf16 --------------------------------------------------------------------------------------
+
+HAS_BF16 = "avx512_bf16" in Path("/proc/cpuinfo").read_text().split()
+NEEDS_BF16 = pytest.mark.skipif(not HAS_BF16, reason="this CPU has no AVX512-BF16")
+
+
+@pytest.fixture(scope="module", name="wide")
+def _wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module]:
+    torch.manual_seed(2)
+    net, path = Wide().eval(), tmp_path_factory.mktemp("bf16") / "net.pt2"
+    export_dense(net, path, dense_features=2, embedding_dim=4, with_bf16=True, cache=CACHE)
+    return path, net
+
+
+def test_a_package_says_whether_this_cpu_can_run_it_in_bf16(
+    plugin: Any, wide: tuple[Path, nn.Module], tmp_path: Path
+) -> None:
+    plain = tmp_path / "net.pt2"
+    export_dense(wide[1], plain, dense_features=2, embedding_dim=4, cache=CACHE)
+    with _Opened(plugin, *wide) as opened:
+        assert opened.shape.bf16 == (_BF16_READY if HAS_BF16 else _BF16_NO_CPU)
+    with _Opened(plugin, plain, wide[1]) as opened:
+        assert opened.shape.bf16 == 0
+
+
+@NEEDS_BF16
+def test_many_samples_are_scored_in_bf16_where_the_weights_were_loaded_so(
+    plugin: Any, wide: tuple[Path, nn.Module]
+) -> None:
+    with _Opened(plugin, *wide, in_bf16=True) as quick, _Opened(plugin, *wide) as exact:
+        for batch in (1, 7, 8, 64, 300):
+            inputs = torch.rand(batch, 2), torch.rand(batch, 4)
+            with torch.no_grad():
+                fp32_B = wide[1](*inputs)
+                with bf16.multiplying_in_bf16():
+                    bf16_B = wide[1](*inputs)
+            assert torch.allclose(exact.run(*inputs), fp32_B, atol=1e-5)
+            # Few samples do not gain, and are scored in fp32.
+            want_B = bf16_B if batch >= 8 else fp32_B
+            assert torch.allclose(quick.run(*inputs), want_B, atol=1e-5)
+            assert batch < 8 or float((bf16_B - fp32_B).abs().max()) > 1e-4
+
+
+@NEEDS_BF16
+def test_weights_are_converted_once_a_version_and_not_by_requests(
+    plugin: Any, wide: tuple[Path, nn.Module], capfd: pytest.CaptureFixture[str]
+) -> None:
+    mkldnn: Any = torch.backends.mkldnn
+
+    def reorders() -> int:
+        return capfd.readouterr().out.count(",reorder,")
+
+    with mkldnn.verbose(mkldnn.VERBOSE_ON):
+        reorders()
+        with _Opened(plugin, *wide, in_bf16=True) as opened:
+            assert reorders() == 1  # of the one layer that is in bf16
+            for _ in range(5):
+                opened.run(torch.rand(64, 2), torch.rand(64, 4))
+            said = capfd.readouterr().out
+            assert said.count(",inner_product,") + said.count(",matmul,") == 5
+            assert ",reorder," not in said
+
+
+@NEEDS_BF16
+def test_candidates_are_scored_in_bf16_too(plugin: Any, tmp_path: Path) -> None:
+    model = dataclasses.replace(PRESETS["news"](), context=USER_OF_NEWS)
+    contexts = contexts_of_model(model)
+    assert contexts is not None
+    torch.manual_seed(4)
+    net, path = Probability(build_net(model)).eval(), tmp_path / "net.pt2"
+    export_dense(
+        net,
+        path,
+        dense_features=len(contexts.dense),
+        embedding_dim=len(contexts.embeddings),
+        contexts=contexts,
+        with_bf16=True,
+        cache=CACHE,
+    )
+    with _Opened(plugin, path, net, in_bf16=True) as quick, _Opened(plugin, path, net) as exact:
+        split, user_of_row_B = Net.of(net, contexts).request(3, 300)
+        got_B, want_B = (each.run_contexts(split, user_of_row_B) for each in (quick, exact))
+        assert 0 < float((got_B - want_B).abs().max()) < 0.01

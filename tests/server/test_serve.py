@@ -13,8 +13,9 @@ from embertide.server.adapters import triton
 from embertide.server.adapters.process import ProcessError
 from embertide.server.adapters.schema import model_of
 from embertide.server.cli import schema_switch
+from embertide.server.cli.metrics_page import MetricsPage
 from embertide.server.cli.mirror import Mirror
-from embertide.server.cli.serve import context_columns, without_password
+from embertide.server.cli.serve import context_columns, precision, without_password
 
 
 def test_a_password_goes_to_a_file_that_we_alone_can_read(tmp_path: Path) -> None:
@@ -171,6 +172,27 @@ def test_a_directory_serves_one_url(tmp_path: Path, said: str, url: str, refused
         assert not (tmp_path / "log").exists()
     else:
         mirror().stop()
+
+
+@pytest.mark.parametrize(
+    ("taken", "results", "says"),
+    [
+        (1, {"taken": 1, "refused": 1, "no_cpu": 0}, "in bf16"),
+        (0, {"taken": 1, "refused": 1, "no_cpu": 0}, "in fp32: bf16 is refused"),
+        (0, {"taken": 0, "refused": 0, "no_cpu": 2}, "in fp32: this CPU has neither"),
+    ],
+)
+def test_what_the_dense_net_is_computed_in_is_said(
+    taken: int, results: dict[str, int], says: str
+) -> None:
+    lines = [f'embertide_dense_bf16{{model="news"}} {taken}']
+    lines += [
+        f'embertide_dense_bf16_versions_total{{model="news",result="{result}"}} {count}'
+        for result, count in results.items()
+    ]
+    page = MetricsPage("\n".join(lines) + "\n")
+    assert says in str(precision(page, "news"))
+    assert precision(page, "other") is None  # its run did not choose bf16
 
 
 def test_the_columns_of_contexts_are_those_of_the_snapshot_unless_others_are_given(

@@ -31,6 +31,7 @@ from embertide.trainer.config.run import (
     PublishBudget,
     RunConfig,
 )
+from embertide.trainer.config.served import Bf16Config
 from embertide.trainer.config.sync import (
     DCT,
     AllReduce,
@@ -63,6 +64,7 @@ __all__ = [
     "NO_TIME",
     "AllReduce",
     "AsynchronousSync",
+    "Bf16Config",
     "Codec",
     "Codecs",
     "CorrectionConfig",

@@ -3,8 +3,8 @@
 One package serves every version: nothing is swapped, folded or locked; a run is handed the weights
 of the version that it is pinned to (DESIGN.md section 6). The package describes itself in its
 metadata under "embertide" (backend_cpp/dense/plugin.cc reads it). Of a net with large layers it has
-more programs: for one sample (one_sample.py) and for many (products.py); of a model with contexts,
-for requests of users and candidates (rewrite/package.py).
+more programs: for one sample (one_sample.py) and for many (products.py), by choice in bf16
+(bf16.py); of a model with contexts, for requests of users and candidates (rewrite/package.py).
 """
 
 import atexit
@@ -30,7 +30,7 @@ from embertide import trainer
 from embertide._common import private
 from embertide._common.room import free_bytes, is_no_room, no_room
 from embertide.trainer.errors import FinalError
-from embertide.trainer.model import one_sample, products
+from embertide.trainer.model import bf16, one_sample, products
 from embertide.trainer.model.quiet import quiet_torch
 from embertide.trainer.model.rewrite.package import COSTS, column_ranges, context_programs
 from embertide.trainer.model.rewrite.reading import Contexts
@@ -182,13 +182,15 @@ def export_dense(
     embedding_dim: int,
     heads: int = 1,
     contexts: Contexts | None = None,
+    with_bf16: bool = False,
     cpu: str = "x86-64-v3",
     cache: Path | None = None,
 ) -> None:
     """Write `module`, (dense_BD, embeddings_BE) -> scores_B, in eval mode as a package to `path`.
 
     Of several `heads` the module gives scores_BH, and the package a score_B for each. With
-    `contexts`, the columns that are the user's, it has a program for users and candidates, too.
+    `contexts`, the columns that are the user's, it has a program for users and candidates, too, and
+    with `with_bf16` one in bf16 for each, where the net has layers that gain by it.
     Compiling takes about half a minute and needs g++; with `cache`, a folder, an equal program is
     taken from there, as from what a wheel brings. The values of the parameters play no part in it,
     those of constants do.
@@ -210,6 +212,8 @@ def export_dense(
     except Exception as error:
         raise ExportError(f"torch.export refused the module: {error}") from error
     description = _description(tensors, dense_features, embedding_dim, heads, programs)
+    if with_bf16:
+        _add_bf16(programs, description, list(tensors))
     told = json.dumps({**description, **({} if contexts is None else column_ranges(contexts))})
     name = f"{_digest(programs, told, cpu)}.pt2"
     try:
@@ -225,7 +229,9 @@ def export_dense(
         # The cache knows it by the net alone: which program is found depends on measured costs.
         costs = None if cache is None else cache / COSTS
         with quiet_torch(), evaluating(module):
-            more = context_programs(module, tensors, contexts, costs)
+            more = context_programs(
+                module, tensors, contexts, costs, with_bf16=bf16.NAME in programs
+            )
         if more is not None:
             programs |= more.programs
             description["context"] = more.description
@@ -262,6 +268,19 @@ def _programs(
     if one_sample.gains(programs[_ANY_BATCH]):
         programs[one_sample.NAME] = one_sample.of(torch.export.export(functional, example(1)))
     return programs
+
+
+def _add_bf16(programs: Programs, description: dict[str, Any], names: list[str]) -> None:
+    """Add the program in bf16 to those of a package, if the net has layers for it."""
+    with quiet_torch():
+        made = bf16.of(programs[_ANY_BATCH])
+    if made is None:
+        log.warning("the dense net is served in fp32: it has no layer that gains by bf16")
+        return
+    programs[bf16.NAME] = made.program
+    # Behind dense_BD and embeddings_BE come the tensors.
+    weights = [names[place - 2] for place in made.weights]
+    description[bf16.NAME] = {"rows": made.rows, "weights": weights}
 
 
 def _digest(programs: Programs, description: str, cpu: str) -> str:
@@ -337,7 +356,10 @@ def _compile(programs: Programs, *, cpu: str, description: str) -> bytes:
     return package.getvalue()
 
 
-def tensor_bytes(module: nn.Module) -> bytes:
-    """Return the tensors of `module` as the bytes of a safetensors file; equal for equal values."""
+def tensor_bytes(module: nn.Module, metadata: dict[str, str] | None = None) -> bytes:
+    """Return the tensors of `module` as the bytes of a safetensors file; equal for equal values.
+
+    `metadata` stands in its header.
+    """
     tensors = {name: tensor.contiguous() for name, tensor in named_tensors(module).items()}
-    return bytes(safetensors.torch.save(tensors))
+    return bytes(safetensors.torch.save(tensors, metadata))

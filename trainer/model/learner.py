@@ -3,6 +3,7 @@
 Shapes: B events of a batch.
 """
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from embertide.trainer.data.limit import take
 from embertide.trainer.embedding.counters import Counters
 from embertide.trainer.embedding.store import EmbeddingStore, TableKeys
 from embertide.trainer.errors import FinalError, TrainerError
+from embertide.trainer.model.bf16 import multiplying_in_bf16
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.correction import Correction
 from embertide.trainer.model.device import check_dtype, net_device
@@ -317,17 +319,30 @@ class Learner:
 
     def score_heads(self, batch: Batch) -> NDArray[np.float32]:
         """Return score_BH in (0, 1) of all ranks' parts, on every rank; nothing changes."""
+        return self._scores(batch, contextlib.nullcontext())[0]
+
+    def score_precisions(self, batch: Batch) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return what `score_heads` does, and the same as nodes score in bf16."""
+        exact_BH, bf16_BH = self._scores(batch, contextlib.nullcontext(), multiplying_in_bf16())
+        return exact_BH, bf16_BH
+
+    def _scores(
+        self, batch: Batch, *ways: contextlib.AbstractContextManager[None]
+    ) -> list[NDArray[np.float32]]:
+        """Return score_BH by the net in each of some contexts."""
         ready = self.prepare(batch)
-        scores = torch.zeros(self._shape_of(len(batch)))
+        found = torch.zeros((len(ways), *self._shape_of(len(batch))))
         with torch.no_grad(), evaluating(self.served):
             embeddings_BE = self._embeddings(ready.part, ready.asked)
             if ready.part is not None:
                 dense_BD = self._dense(ready.part)[0].to(self.device)
-                part: Tensor = self.served(dense_BD, embeddings_BE.to(self.device))
-                scores[ready.first : ready.first + len(ready.part)] = part
+                for scores, way in zip(found, ways, strict=True):
+                    with way:
+                        part: Tensor = self.served(dense_BD, embeddings_BE.to(self.device))
+                    scores[ready.first : ready.first + len(ready.part)] = part
             if self._together.size > 1:
-                scores = self._beside.sum(scores, "scores").wait()
-        return scores.numpy().reshape(len(batch), -1)
+                found = self._beside.sum(found, "scores").wait()
+        return list(found.numpy().reshape(len(ways), len(batch), -1))
 
     def learn(
         self, batch: Batch | Prepared, on_rows_ready: Callable[[], None] = lambda: None

@@ -16,14 +16,14 @@ import torch
 
 NAME = "products"
 _LINEAR: Any = torch.ops.aten.linear.default
-_ONEDNN: Any = torch.ops.mkldnn._linear_pointwise.default
+ONEDNN_LINEAR: Any = torch.ops.mkldnn._linear_pointwise.default
 # Products of a row with so many weights or more are oneDNN's.
 MIN_WEIGHTS = 1 << 13
 # The cost of a call beyond MKL's, in multiplications that oneDNN saves half of the time of.
 _CALL = 950_000
 
 
-def _larger(program: torch.export.ExportedProgram, rows: int) -> list[Any]:
+def larger_layers(program: torch.export.ExportedProgram, rows: int) -> list[Any]:
     """Return the layers that are worth it, of as many rows as an input of the program has.
 
     Nodes of torch.fx, whose arguments are not typed by use.
@@ -48,19 +48,24 @@ def _has(size: Any, symbols: set[Any]) -> bool:
 
 def first_batch(program: torch.export.ExportedProgram, rows: int = 0) -> int | None:
     """Return how many rows of an input (by place) a net gains from; None: it never does."""
-    weights = [node.args[1].meta["val"].numel() for node in _larger(program, rows)]
+    weights = [node.args[1].meta["val"].numel() for node in larger_layers(program, rows)]
     return math.ceil(len(weights) * _CALL / sum(weights)) if weights else None
 
 
 def of(program: torch.export.ExportedProgram, rows: int = 0) -> torch.export.ExportedProgram:
     """Return a program whose larger layers, of as many rows as an input, are oneDNN's."""
     made = copy.deepcopy(program)
-    for node in _larger(made, rows):
-        x, weight, *bias = node.args
-        node.target = _ONEDNN
-        node.args = (x, weight, bias[0] if bias else None, "none", [], "")
+    for node in larger_layers(made, rows):
+        give_to_onednn(node)
     made.graph_module.recompile()
     return made
+
+
+def give_to_onednn(layer: Any) -> None:
+    """Have a layer, of those that `larger_layers` gives, be oneDNN's."""
+    x, weight, *bias = layer.args
+    layer.target = ONEDNN_LINEAR
+    layer.args = (x, weight, bias[0] if bias else None, "none", [], "")
 
 
 @contextlib.contextmanager
@@ -73,7 +78,7 @@ def compiled() -> Iterator[None]:
     from torch._inductor import lowering, mkldnn_ir  # here, for they take seconds
 
     ours = {
-        _ONEDNN: mkldnn_ir.LinearUnary.create,
+        ONEDNN_LINEAR: mkldnn_ir.LinearUnary.create,
         # Torch puts a sum behind a layer into its call.
         torch.ops.mkldnn._linear_pointwise.binary: mkldnn_ir.LinearBinary.create,
     }

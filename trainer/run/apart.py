@@ -72,6 +72,10 @@ def check_supported(run: RunConfig) -> None:
         )
     reasons = {
         "prune": (run.prune is not None, "all ranks make a pass of pruning at one step"),
+        "serve_bf16": (
+            run.serve_bf16 is not None,
+            "all ranks score a batch in both ways at one step",
+        ),
         "labels": (run.labels is not None, "impressions are scored before the next are read"),
         "ssd_budget_bytes": (run.ssd_budget_bytes > 0, "rows are brought from the SSD by steps"),
         "codecs.gradients": (

@@ -241,6 +241,7 @@ class Trainer:
                         embedding_dim=self.state.rows.embedding_dim,
                         heads=run.model.outputs,
                         contexts=contexts_of_model(run.model),
+                        with_bf16=run.serve_bf16 is not None,
                         cpu=run.cpu,
                         cache=program_cache,
                     )

@@ -10,6 +10,7 @@ from embertide.trainer.data.history import History
 from embertide.trainer.data.labels import DelayedLabelBuffer
 from embertide.trainer.eval.heads import Heads
 from embertide.trainer.eval.monitor import Monitor
+from embertide.trainer.eval.precision import PrecisionCheck
 from embertide.trainer.eval.prequential import Prequential
 from embertide.trainer.model.learner import Learner
 from embertide.trainer.model.own import check_fit
@@ -33,6 +34,7 @@ class RunState:
         rows: The learner's.
         prequential: The scores that events got before they were learned.
         heads: Figures of the heads beside the first.
+        precision: What the net costs in bf16; None: the run did not choose it.
         monitor: Figures by user and slice, and of events that are held out.
         histories: The users' past events, by sequence.
         waiting: Impressions whose labels are to come; None: events have theirs.
@@ -55,6 +57,9 @@ class RunState:
         self.prequential = Prequential()
         names = [feature.name for feature in run.model.features]
         self.heads = Heads(run.model.heads)
+        self.precision: PrecisionCheck | None = None
+        if run.serve_bf16 is not None:
+            self.precision = PrecisionCheck(run.serve_bf16, run.batch_size)
         self.monitor = Monitor(run.evaluation, names)
         self.histories = [History(each, names) for each in run.model.sequences]
         self.waiting = None if run.labels is None else DelayedLabelBuffer(run.labels)
@@ -108,6 +113,8 @@ class RunState:
         self.prequential = saved.prequential
         self.monitor.restore(*saved.monitor)
         self.heads.restore(*saved.heads)
+        if self.precision is not None:
+            self.precision.restore(saved.precision)
         self._asked_of = saved.load
         for history, state in zip(self.histories, saved.histories, strict=True):
             history.restore(state)
@@ -138,6 +145,7 @@ class RunState:
             prequential=self.prequential.frozen(),
             monitor=self.monitor.state(),
             heads=copy.deepcopy(self.heads.state()),
+            precision={} if self.precision is None else self.precision.state(),
             histories=[history.state() for history in self.histories],
             cursor=list(self.cursor),
             generation=self.generation,

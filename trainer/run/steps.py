@@ -136,6 +136,7 @@ class Steps:
 
         What is asked for has no part in what is learned: the order of learning is that of events.
         """
+        self._compare_precisions(batch)
         held_B = self._state.monitor.is_held_out(batch)
         if self._waits and self._ranks.size == 1:
             held = where(batch, held_B) if held_B.any() else None
@@ -155,6 +156,14 @@ class Steps:
             self.window.enter(batch, batch, None, self._learn_next)
         else:
             self._learn(self._learner.prepare(batch))
+
+    def _compare_precisions(self, batch: Batch) -> None:
+        """Score some batches as nodes do in fp32 and in bf16, if the run chose that."""
+        check = self._state.precision
+        if check is None or not check.takes(batch):
+            return
+        self.finish()
+        check.add(batch, *self._learner.score_precisions(batch))
 
     def _learn_next(self, on_rows_ready: Callable[[], None] = lambda: None) -> None:
         """Learn the oldest batch that waits, once its rows are there.
@@ -274,6 +283,7 @@ class Steps:
         known, learn, monitor = decided.known, decided.learn, self._state.monitor
         self._state.done = next_offset
         if known is not None:
+            self._compare_precisions(known.batch)
             held_B = monitor.is_held_out(known.batch)
             if held_B.any():
                 monitor.hold_out(where(known.batch, held_B), known.score_R[held_B])

@@ -104,6 +104,8 @@ class Versions:
         run = start.state.run
         self._channel = channel
         self._copy: tuple[int, Path] | None = None
+        self._bf16_refused = 0
+        self._bf16_why: str | None = None  # said last in the log
         self._without = 0  # versions since the newest that had no room
         self._said_s = -_SAID_EVERY_S
         self._workers = Workers("publish")
@@ -189,7 +191,8 @@ class Versions:
         """Return the counters of what was sent, and of what a budget or the drive left out."""
         left_out = {} if self.image is None else dataclasses.asdict(self.image.stats)
         sent = dataclasses.asdict(self.publisher.stats)
-        return sent | self.checkpointer.counters() | left_out
+        bf16 = {} if self._state.precision is None else {"bf16_refused": self._bf16_refused}
+        return sent | self.checkpointer.counters() | left_out | bf16
 
     def take_bins(self, schema: EventSchema) -> None:
         """Have snapshots say which features of the events are bins; all ranks call it together.
@@ -231,7 +234,7 @@ class Versions:
         self._state.learner.refresh(watermark_ms)
         put_histories(self._state.histories, self._rows)
         self._state.learner.check_finite()
-        dense = tensor_bytes(self._state.learner.served)
+        dense = tensor_bytes(self._state.learner.served, self._measured())
         if self._copy is not None and self._state.done >= self._copy[0]:
             self.checkpointer.write_copy(
                 self._copy[1], VersionId(number, self.publisher.lineage), watermark_ms, dense
@@ -290,6 +293,21 @@ class Versions:
             version = VersionId(number, self.publisher.lineage)
             self._snapshot(version, watermark_ms, dense, full=last or self._owes_snapshot)
             self._owes_snapshot = False  # the next version has one, whatever its number
+
+    def _measured(self) -> dict[str, str] | None:
+        """Return what the next version says of bf16; None: the run did not choose it."""
+        if self._state.precision is None:
+            return None
+        measured = self._state.precision.measured()
+        if not measured.taken:
+            self._bf16_refused += 1
+        if measured.why != self._bf16_why:
+            self._bf16_why = measured.why
+            if measured.taken:
+                log.info("versions are served in bf16: the AUC is %.6f lower", measured.auc_loss)
+            else:
+                log.warning("versions are served in fp32, as bf16 is refused: %s", measured.why)
+        return measured.metadata()
 
     def publish_change(self, watermark_ms: int) -> None:
         """Publish the first version of a changed model; it and its checkpoint are out on return."""

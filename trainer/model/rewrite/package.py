@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from embertide.trainer.config import ModelConfig
 from embertide.trainer.config.context import context_columns
-from embertide.trainer.model import products
+from embertide.trainer.model import bf16, products
 from embertide.trainer.model.rewrite import programs, reading
 from embertide.trainer.model.rewrite.check import Check
 from embertide.trainer.model.rewrite.costs import MeasuredCosts
@@ -26,6 +26,7 @@ from embertide.trainer.model.rewrite.reading import Contexts
 from embertide.trainer.model.rewrite.search import search
 
 CONTEXT, PRODUCTS, PREPARE = "context", "context_products", "prepare"
+BF16 = "context_bf16"
 COSTS = "costs.json"
 CANDIDATES = 256
 """Candidates of the one user, in the request that is timed."""
@@ -37,11 +38,11 @@ class ContextPrograms:
     """Programs for requests with contexts, and what a node has to know of them.
 
     Attributes:
-        programs: Exported, by name: CONTEXT; PRODUCTS of a net with larger layers; and PREPARE
-            where they take prepared tensors.
+        programs: Exported, by name: CONTEXT; PRODUCTS of a net with larger layers, and BF16 by
+            choice; and PREPARE where they take prepared tensors.
         description: Their description for the package's metadata: names of the tensors that are
             taken as they are, and shapes of those that PREPARE gives, in the order of CONTEXT's
-            inputs; and how many candidates PRODUCTS is for.
+            inputs; and how many candidates PRODUCTS and BF16 are for.
     """
 
     programs: dict[str, torch.export.ExportedProgram]
@@ -49,7 +50,12 @@ class ContextPrograms:
 
 
 def context_programs(
-    module: nn.Module, tensors: dict[str, Tensor], contexts: Contexts, costs: Path | None
+    module: nn.Module,
+    tensors: dict[str, Tensor],
+    contexts: Contexts,
+    costs: Path | None,
+    *,
+    with_bf16: bool = False,
 ) -> ContextPrograms | None:
     """Rewrite a net for requests with contexts; None, and a warning, if it cannot be.
 
@@ -58,6 +64,7 @@ def context_programs(
         tensors: Its parameters and buffers, by name.
         contexts: Which columns are the user's.
         costs: A file of measured costs; None: all are measured, some seconds.
+        with_bf16: Whether there is to be a program in bf16.
     """
     try:
         program = reading.exported(module, tensors, contexts)
@@ -73,6 +80,9 @@ def context_programs(
     first = products.first_batch(run[CONTEXT], programs.CANDIDATES_INPUT)
     if first:
         run[PRODUCTS] = products.of(run[CONTEXT], programs.CANDIDATES_INPUT)
+    in_bf16 = bf16.of(run[CONTEXT], programs.CANDIDATES_INPUT) if with_bf16 else None
+    if in_bf16 is not None:
+        run[BF16] = in_bf16.program
     prepared: tuple[Tensor, ...] = ()
     if taken.prepared:
         prepare = programs.Prepare(found, tensors).eval()
@@ -87,8 +97,15 @@ def context_programs(
             "direct": list(taken.direct),
             "prepared": [list(each.shape) for each in prepared],
             **({products.NAME: first} if first else {}),
+            **({bf16.NAME: _bf16_json(in_bf16)} if in_bf16 else {}),
         },
     )
+
+
+def _bf16_json(made: bf16.Bf16Program) -> dict[str, Any]:
+    """Say which of the tensors, which come last among the inputs, are bf16."""
+    before = len(reading.INPUTS) + 1  # user_of_row
+    return {"rows": made.rows, "tensors": [place - before for place in made.weights]}
 
 
 def contexts_of_model(model: ModelConfig) -> Contexts | None:

@@ -146,6 +146,8 @@ class Checkpoint:
     load: list[list[int]] = dataclasses.field(default_factory=list)  # plan.balanced's
     heads: tuple[dict[str, Any], dict[str, NDArray[Any]]] = ({}, {})  # Heads.state
     monitor: tuple[dict[str, Any], dict[str, NDArray[Any]]] = ({}, {})  # Monitor.state
+    # PrecisionCheck.state; of a checkpoint that was read, among others.
+    precision: dict[str, NDArray[Any]] = dataclasses.field(default_factory=dict)
     cursor: list[int] = dataclasses.field(default_factory=list)  # of merged inputs, at `offset`
     generation: int = 0  # the first version of this model; 0: of the run's first
     journals: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # journal_lines
@@ -302,7 +304,7 @@ class CheckpointWriter:
         self._write(_STREAM, safetensors.numpy.save(stream))
         figures, arrays = checkpoint.prequential.state()
         of_heads, more = checkpoint.heads
-        self._write(_SCORES, safetensors.numpy.save(arrays | more))
+        self._write(_SCORES, safetensors.numpy.save(arrays | more | checkpoint.precision))
         numbers, arrays = checkpoint.monitor
         self._write(_MONITOR, safetensors.numpy.save(arrays))
         body = {
@@ -423,6 +425,7 @@ class SavedCheckpoint:
             waiting=_waiting(body.get("join"), stream),
             prequential=Prequential.from_state(body["prequential"], scores),
             heads=(body.get("heads", {}), scores),
+            precision=scores,
             # Older builds did not have it.
             monitor=(body["monitor"], safetensors.numpy.load(self._read(_MONITOR)))
             if "monitor" in body
