@@ -378,7 +378,8 @@ bool BlockLog::MarkLive(uint64_t slot, uint32_t bytes) {
 }
 
 std::optional<LogRun> BlockLog::NextToCompact(uint32_t blocks, double least_dead) {
-  if (paused()) return std::nullopt;
+  // Until a write or Probe has gone well: a pause may end between Probe and this call.
+  if (failed_.load(std::memory_order_relaxed)) return std::nullopt;
   if (compacting_ == kNoSegment) {
     uint32_t most_dead = 0;
     for (uint32_t s = 0; s < segments_.size(); ++s) {
