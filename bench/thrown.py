@@ -47,10 +47,10 @@ GROWTH_BYTES_MAX = 128 << 20
 _TOKEN = "a-token-that-is-in-no-seed"
 _READERS_TOKEN = "a-readers-token-that-is-in-no-seed"
 _PAGE = """
-import threading
+import pathlib, threading
 from embertide.trainer.commands.reports import metrics_page
 from embertide.trainer.data.generator import NewsConfig, NewsSource
-with metrics_page({port}, NewsSource(NewsConfig(hours=1))):
+with metrics_page({port}, NewsSource(NewsConfig(hours=1)), pathlib.Path()):
     print("ready", flush=True)
     threading.Event().wait()
 """
