@@ -162,14 +162,22 @@ def test_a_bad_block_fails_the_requests_for_its_rows_alone_and_is_mended(
         assert 0 < len(failed) < ROWS // 500
         assert all("SSD block 3 fails its checksum" in said[number] for number in failed)
 
-        before = client.get_inference_statistics("large").model_stats[0]
+        def counted_by_triton() -> tuple[int, int]:
+            """Return the requests and batches that it counted, which it does after it answers."""
+            stats = client.get_inference_statistics("large").model_stats[0]
+            of_requests = stats.inference_stats
+            return of_requests.success.count + of_requests.fail.count, stats.execution_count
+
+        asked = ROWS // 500
+        wait_until(lambda: counted_by_triton()[0] == asked)
+        _, before = counted_by_triton()
         bad = np.arange(failed[0], failed[0] + 500, dtype=np.int64)[:, None]
         good = np.arange(min(set(said) - set(failed)), ROWS, dtype=np.int64)[:500, None]
         ask(0, bad)
         ask(1, good)
         both = {number: (result, error) for number, result, error in (answers.get(), answers.get())}
-        after = client.get_inference_statistics("large").model_stats[0]
-        assert after.execution_count - before.execution_count == 1
+        wait_until(lambda: counted_by_triton()[0] == asked + 2 and counted_by_triton()[1] > before)
+        assert counted_by_triton()[1] == before + 1
         assert "SSD block 3 " in both[0][1]
         result, error = both[1]
         assert result is not None, error
