@@ -6,7 +6,7 @@
 namespace embertide {
 namespace {
 
-enum Outcome : size_t { kTaken, kRefused, kNoCpu };
+enum Outcome : uint8_t { kTaken, kRefused, kNoCpu };
 
 std::string FiguresOf(const Bf16Measurement& measured) {
   return "of " + std::to_string(measured.events) + " events of the run's last day its AUC is " +
