@@ -1,4 +1,4 @@
-// Safetensors files are read exactly, and harmed ones are refused with the field named.
+// Safetensors files are read exactly, and corrupt ones are refused with the field named.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -46,10 +46,10 @@ TEST(TensorsTest, WhatBf16CostsIsReadFromTheMetadata) {
   EXPECT_EQ(found.value()->auc_loss, 0.25);
   EXPECT_EQ(found.value()->max_error, 1e-3);
   EXPECT_EQ(found.value()->why_refused, "far");
-  const auto harmed = file(R"(\"taken\":true,\"events\":-7)");
-  ASSERT_FALSE(harmed.ok());
-  EXPECT_NE(harmed.status().ToString().find("-7 is no integer"), std::string::npos)
-      << harmed.status().ToString();
+  const auto corrupt = file(R"(\"taken\":true,\"events\":-7)");
+  ASSERT_FALSE(corrupt.ok());
+  EXPECT_NE(corrupt.status().ToString().find("-7 is no integer"), std::string::npos)
+      << corrupt.status().ToString();
 }
 
 TEST(TensorsTest, HarmedFilesAreRefused) {

@@ -171,7 +171,7 @@ def apply_context(name: str | None, *, first: bool = False) -> None:
         first: Whether it goes before the environment: it was named on the command line.
 
     Raises:
-        ProcessError: There is no such context, or the file is harmed.
+        ProcessError: There is no such context, or the file is corrupt.
     """
     for variable, value in _applied.items():
         if os.environ.get(variable) == value:

@@ -26,7 +26,7 @@ class Journal:
         self._say = say
 
     def wrote(self, events: Iterable[control_pb2.FleetEvent | None]) -> None:
-        """Say what has happened; an event that goes on is said once."""
+        """Log what has happened; an event that goes on is logged once."""
         for event in events:
             if event is None or (event.times > 1 and event.first_ms != event.at_ms):
                 continue
