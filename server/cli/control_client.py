@@ -66,6 +66,7 @@ _REMEDIES = {
     grpc.StatusCode.UNAUTHENTICATED: "give --token-file, or --tls with a certificate of a role",
     grpc.StatusCode.PERMISSION_DENIED: "give the token of a role that may",
     grpc.StatusCode.DEADLINE_EXCEEDED: "it is busy or stands still: try again, or see its log",
+    grpc.StatusCode.UNIMPLEMENTED: "it is of an older build: upgrade the control plane first",
     grpc.StatusCode.INTERNAL: "see the control plane's log",
     grpc.StatusCode.UNKNOWN: "see the control plane's log",
 }

@@ -2,22 +2,13 @@
 
 import collections
 import dataclasses
-import functools
 import time
-from collections.abc import Set
 from typing import Any
 
 from embertide._common.terminal import Table, age_text, say, show_table, time_text
-from embertide.server.cli.control_client import Caller, CallError, enum_name, message_facts
+from embertide.server.cli.control_client import Caller, enum_name, message_facts
 from embertide.server.cli.drift_view import drift_facts, drift_line
 from embertide.server.cli.trainer_view import show_trainer, trainer_facts, trainer_line
-from embertide.server.core.plan.fleet_figures import (
-    BucketColumns,
-    bucket_columns,
-    device_figures,
-    unowned_buckets,
-)
-from embertide.server.core.plan.layout import layout_of, place_name
 from embertide.server.core.plan.workload import skew
 from embertide.v1 import control_pb2, plan_pb2
 
@@ -30,42 +21,30 @@ class FleetAnswers:
         at_ms: Wall clock when it was asked.
         open: Whether it asks nobody for a token.
         status: Its status.
-        plan: The newest plan; None: there is none yet.
-        load: The load of the last window; None: there is no plan yet.
-        no_plan: Its message where it has no plan.
+        figures: What it adds up of the last load window, and why it has no plan if it has none.
     """
 
     at_ms: int
     open: bool
     status: control_pb2.ControlServiceGetStatusResponse
-    plan: plan_pb2.Plan | None = None
-    load: control_pb2.GetFleetLoadResponse | None = None
-    no_plan: str = ""
+    figures: control_pb2.GetFleetFiguresResponse
 
-    @functools.cached_property
-    def columns(self) -> dict[str, BucketColumns]:
-        """Return what nodes said of their buckets, by name."""
-        nodes = self.load.nodes if self.load is not None else ()
-        return {each.node: bucket_columns(each.load) for each in nodes}
+    def table_name(self, id: int) -> str:
+        """Name a table."""
+        return next((each.name for each in self.figures.tables if each.id == id), str(id))
 
 
-def ask_fleet(caller: Caller, hot_keys: int = 1) -> FleetAnswers:
-    """Ask for everything that the view shows, and for so many hot keys.
+def ask_fleet(caller: Caller, *, hot_keys: int = 0, ranges: int = 0) -> FleetAnswers:
+    """Ask for everything that the view shows; for hot keys, and ranges of each table, if wanted.
 
     Raises:
         CallError: The control plane refused, or cannot be reached.
     """
+    at_ms = round(time.time() * 1000)
     status = caller.call("GetStatus", control_pb2.ControlServiceGetStatusRequest())
-    answers = FleetAnswers(round(time.time() * 1000), caller.open, status)
-    try:
-        plan = caller.plan()
-    except CallError as error:
-        if error.code != "NOT_FOUND":
-            raise
-        return dataclasses.replace(answers, no_plan=str(error))
-    request = control_pb2.GetFleetLoadRequest(hot_keys=hot_keys)
-    load = caller.call("GetFleetLoad", request, 10.0)
-    return dataclasses.replace(answers, plan=plan, load=load)
+    request = control_pb2.GetFleetFiguresRequest(hot_keys=hot_keys, ranges=ranges)
+    figures = caller.call("GetFleetFigures", request, 10.0)
+    return FleetAnswers(at_ms, caller.open, status, figures)
 
 
 def fleet_facts(caller: Caller) -> dict[str, Any]:
@@ -110,7 +89,7 @@ def facts_of(answers: FleetAnswers) -> dict[str, Any]:
         "tasks": [message_facts(each) for each in status.tasks],
         "refused": [message_facts(each) for each in status.refused],
         "drift": drift_facts(status.drift) if status.HasField("drift") else None,
-        **_devices(answers, {node["node"] for node in living}),
+        **_figures(answers),
     }
 
 
@@ -162,86 +141,72 @@ def _lives(node: control_pb2.FleetNode) -> bool:
     return node.state != control_pb2.NODE_STATE_DEAD
 
 
-def _devices(answers: FleetAnswers, living: Set[str]) -> dict[str, Any]:
+def _figures(answers: FleetAnswers) -> dict[str, Any]:
     """Return the devices of the plan with what they own and read, and the skew of each group."""
-    plan, load = answers.plan, answers.load
-    if plan is None or load is None:
-        none: dict[str, Any] = {"devices": [], "skew": {}, "reads": [], "serving": []}
-        return none | {"no_plan": answers.no_plan, "unowned_buckets": 0, "unowned_by_group": {}}
+    figures = answers.figures
     p99_us = {each.node.name: each.p99_us for each in answers.status.nodes if _lives(each)}
-    layout = layout_of(plan.assignments)
-    figures = device_figures(plan.topology, layout, answers.columns)
-    unowned, unowned_in = unowned_buckets(plan.topology, layout, living)
-    groups: dict[int, list[int]] = collections.defaultdict(list)
-    for at, each in figures.items():
-        groups[plan.topology.nodes[at.node].group].append(each.reads)
-    reads = [_reads(each, answers.columns[each.node]) for each in load.nodes]
     with_ssd = {
         each.node.name
         for each in answers.status.nodes
         if any(b.tier == plan_pb2.TIER_SSD for d in each.node.devices for b in d.budgets)
     }
-    return {
+    groups: dict[int, list[int]] = collections.defaultdict(list)
+    for each in figures.devices:
+        groups[each.group].append(each.reads)
+    reads = [_reads(each) for each in figures.nodes]
+    facts: dict[str, Any] = {
         "devices": [
             {
-                "device": place_name(plan.topology, at),
-                "group": plan.topology.nodes[at.node].group,
+                "device": f"{each.node}/{each.device}",
+                "group": each.group,
                 "buckets": each.buckets,
                 "moving": each.moving,
                 "reads": each.reads,
                 "bytes": each.bytes,
             }
-            for at, each in sorted(figures.items())
+            for each in figures.devices
         ],
         "skew": {str(group): round(skew(reads), 3) for group, reads in sorted(groups.items())},
         "reads": reads,
         "serving": [
             _serving(each, own, p99_us.get(each.node, 0), has_ssd=each.node in with_ssd)
-            for each, own in zip(load.nodes, reads, strict=True)
+            for each, own in zip(figures.nodes, reads, strict=True)
         ],
-        "unowned_buckets": unowned,
-        "unowned_by_group": {str(group): count for group, count in unowned_in.items()},
+        "unowned_buckets": figures.buckets_unowned,
+        "unowned_by_group": {str(each.group): each.buckets for each in figures.unowned_in_groups},
     }
+    return facts | ({"no_plan": figures.no_plan} if figures.no_plan else {})
 
 
-def _reads(node: control_pb2.NodeLoad, said: BucketColumns) -> dict[str, Any]:
+def _reads(node: control_pb2.NodeFigures) -> dict[str, Any]:
     """Return where a node's own requests were answered in the last load window."""
-    for_peers = int(said.peer_reads.sum())
-    here = int(said.reads.sum()) - for_peers
-    hot, asked = int(said.hot_reads.sum()), int(said.asked.sum())
-    calls = sum(each.calls for each in node.load.peers)
-    round_trips_us = sum(each.round_trip_us for each in node.load.peers)
+    calls = node.peer_calls
     return {
         "node": node.node,
-        "own": here + hot + asked,
-        "here": here,
-        "hot": hot,
-        "asked": asked,
-        "for_peers": for_peers,
+        "own": node.here + node.hot + node.asked,
+        "here": node.here,
+        "hot": node.hot,
+        "asked": node.asked,
+        "for_peers": node.for_peers,
         "peer_calls": calls,
-        "peer_round_trip_us": round(round_trips_us / calls) if calls else 0,
+        "peer_round_trip_us": round(node.peer_round_trip_us / calls) if calls else 0,
     }
 
 
 def _serving(
-    node: control_pb2.NodeLoad, reads: dict[str, Any], p99_us: int, *, has_ssd: bool
+    node: control_pb2.NodeFigures, reads: dict[str, Any], p99_us: int, *, has_ssd: bool
 ) -> dict[str, Any]:
     """Return how fast a node was in the last load window, and what it read from its SSD."""
-    load = node.load
-    seconds = load.window_ms / 1000 or 1.0
-    sources = [0, 0, 0]
-    for bucket in load.buckets if has_ssd else ():
-        for at, count in enumerate(bucket.reads_by_source[:3]):
-            sources[at] += count
+    seconds = node.window_ms / 1000 or 1.0
     return {
         "node": node.node,
-        "requests_per_s": load.requests / seconds,
-        "mean_us": load.request_us / load.requests if load.requests else 0.0,
+        "requests_per_s": node.requests / seconds,
+        "mean_us": node.request_us / node.requests if node.requests else 0.0,
         "p99_us": p99_us,
-        "cores": load.cpu_us / 1e6 / seconds,
+        "cores": node.cpu_us / 1e6 / seconds,
         "asked_share": reads["asked"] / max(reads["own"], 1),
         "peer_round_trip_us": reads["peer_round_trip_us"],
-        "ssd_share": sources[2] / max(sum(sources), 1),
+        "ssd_share": node.in_ssd / max(node.in_tiers, 1) if has_ssd else 0.0,
     }
 
 

@@ -213,7 +213,10 @@ class Console:
     def _heat(self, request: Request) -> Response:
         if self._session(request) is None:
             return self._to_login(request)
-        return JSONResponse(self.source.heat.facts())
+        query = request.query_params
+        return JSONResponse(
+            self.source.heat.facts(query.get("table", ""), query.get("kind", "reads"))
+        )
 
     def _not_found(self, request: Request, error: Exception) -> Response:
         return self._render(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from embertide.server.cli.control_client import Caller, CallError
 from embertide.server.cli.fleet_view import FleetAnswers, ask_fleet, facts_of
 from embertide.server.cli.timeline import list_events
-from embertide.server.console.heat import HeatMap
+from embertide.server.console.heat import RANGES, HeatMap
 from embertide.server.console.history import History
 from embertide.server.console.sessions import Session
 from embertide.v1 import control_pb2
@@ -63,7 +63,7 @@ def read(caller: Caller) -> Reading:
         CallError: It refused, or cannot be reached.
     """
     began_s = time.monotonic()
-    answers = ask_fleet(caller, _HOT_KEYS)
+    answers = ask_fleet(caller, hot_keys=_HOT_KEYS, ranges=RANGES)
     operations = caller.call("ListOperations", control_pb2.ListOperationsRequest(page_size=_LISTED))
     decisions = caller.call("ListDecisions", control_pb2.ListDecisionsRequest(page_size=_LISTED))
     events = list_events(caller, control_pb2.ListEventsRequest(), EVENTS_SHOWN)

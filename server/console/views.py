@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from embertide._common.terminal import age_text
-from embertide.server.cli.control_client import enum_name, table_name
+from embertide.server.cli.control_client import enum_name
 from embertide.server.cli.drift_view import drift_facts, drift_line, outcome_name
 from embertide.server.cli.fleet_view import faults
 from embertide.server.cli.gains import corrections_line, gain_facts, model_line
@@ -21,6 +21,7 @@ from embertide.v1 import control_pb2
 PAGE = 100
 """Rows of a page of nodes."""
 _DEVICES_SHOWN = 100
+_TABLES_OFFERED = 500
 _ENDED = ("SUCCEEDED", "FAILED", "ABORTED")
 _DATES_FROM_MS = 365 * 86_400_000  # below a year after 1970 it is no clock's time
 
@@ -270,23 +271,23 @@ def operations(reading: Reading, query: dict[str, str], source: Source) -> dict[
 def load(reading: Reading, query: dict[str, str], source: Source) -> dict[str, Any]:
     """Return who owns what and how much it is read."""
     facts: Any = reading.facts
-    plan, answer = reading.answers.plan, reading.answers.load
     devices = sorted(facts["devices"], key=lambda each: -each["reads"])
-    hot = (
-        [
-            (table_name(plan, each.table_id), each.key, each.reads, each.error)
-            for each in answer.hot_keys
-        ]
-        if plan is not None and answer is not None
-        else []
-    )
+    name = reading.answers.table_name
+    tables = [each.name for each in reading.answers.figures.tables]
+    table = query.get("table", "")
+    table = table if table in tables else ""
     return {
         "devices": devices[:_DEVICES_SHOWN],
         "left_out": max(len(devices) - _DEVICES_SHOWN, 0),
         "most": max((each["reads"] for each in devices), default=0) or 1,
         "skew": facts["skew"],
-        "hot": hot,
-        "groups": source.heat.newest(20),
+        "hot": [
+            (name(each.table_id), each.key, each.reads, each.error)
+            for each in reading.answers.figures.hot_keys
+        ],
+        "tables": tables[:_TABLES_OFFERED],
+        "table": table,
+        "groups": source.heat.newest(20, table),
         "no_plan": facts.get("no_plan", ""),
     }
 

@@ -25,6 +25,7 @@ from embertide.server.core.operations import Operations
 from embertide.server.core.plan import shares
 from embertide.server.core.plan.adoption import adopted_plan
 from embertide.server.core.plan.bootstrap import first_plan, table_bytes
+from embertide.server.core.plan.bucket_columns import BucketColumns
 from embertide.server.core.plan.groups import (
     Wish,
     followed,
@@ -220,12 +221,18 @@ class Control:
                     f"{max(used)}; start it with as many devices, or drain it first"
                 )
 
-    def load(self, node: str, load: node_pb2.NodeServiceGetLoadResponse, now_ms: int) -> None:
-        """Take what a node said that it read."""
-        self.loads.take(node, load)
+    def load(
+        self,
+        node: str,
+        load: node_pb2.NodeServiceGetLoadResponse,
+        now_ms: int,
+        columns: BucketColumns | None = None,
+    ) -> None:
+        """Take what a node said that it read, and its columns if they are made already."""
+        columns = self.loads.take(node, load, columns)
         self.fit.take(node, load, now_ms)
         if self.plan is not None:
-            self.demand.take(node, load, self.plan.tables, now_ms)
+            self.demand.take(node, load, self.plan.tables, now_ms, columns)
 
     def remove(
         self, request: control_pb2.RemoveNodeRequest, now_ms: int

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embertide.server.core.bags import Bags
+from embertide.server.core.plan.bucket_columns import BucketColumns, bucket_columns
 from embertide.server.core.plan.layout import Bucket, Layout, PackedLayout, packed
 from embertide.server.core.plan.wire import KEY_BYTES
 from embertide.server.core.plan.workload import Asking, TableTraits, Work, Workload
@@ -56,11 +57,18 @@ class Buckets:
             self._count[table.id] = 1 << table.bucket_bits
             self.count += 1 << table.bucket_bits
 
-    def place(self, table: int, bucket: int) -> int | None:
-        """Return a bucket's place; None: there is no such bucket."""
-        if bucket >= self._count.get(table, 0):
-            return None
-        return self._first[table] + bucket
+    def places(self, columns: BucketColumns) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+        """Return the places that columns speak of, ascending, and the last entry of each.
+
+        Buckets that there are not are left out.
+        """
+        place_L = np.full(len(columns.table), -1, np.int64)
+        for table in np.unique(columns.table).tolist():
+            at = (columns.table == table) & (columns.bucket < self._count.get(table, 0))
+            place_L[at] = self._first.get(table, 0) + columns.bucket[at]
+        known = np.flatnonzero(place_L >= 0)[::-1]
+        places, first = np.unique(place_L[known], return_index=True)
+        return places, known[first]
 
     def codes(self, layout: PackedLayout) -> NDArray[np.int32]:
         """Return a layout's codes by place; -1 where it has no such bucket."""
@@ -119,14 +127,18 @@ class _TableReads:
     asked_bytes: int = 0
 
 
-def _tables_of(load: node_pb2.NodeServiceGetLoadResponse) -> dict[int, _TableReads]:
+def _tables_of(
+    load: node_pb2.NodeServiceGetLoadResponse, columns: BucketColumns
+) -> dict[int, _TableReads]:
     tables: dict[int, _TableReads] = collections.defaultdict(_TableReads)
-    for bucket in load.buckets:
-        table = tables[bucket.table_id]
-        table.reads += bucket.reads
-        table.bytes += bucket.bytes_read
-        hbm, ddr, ssd = (*bucket.reads_by_source[:3], 0, 0, 0)[:3]
-        table.in_tier = (table.in_tier[0] + hbm, table.in_tier[1] + ddr, table.in_tier[2] + ssd)
+    for id in np.unique(columns.table).tolist():
+        at = columns.table == id
+        hbm, ddr, ssd = columns.in_tier[:, at].sum(axis=1).tolist()
+        tables[id] = _TableReads(
+            reads=int(columns.reads[at].sum()),
+            bytes=int(columns.bytes_read[at].sum()),
+            in_tier=(hbm, ddr, ssd),
+        )
     for peer in load.peers:
         for traffic in peer.tables:
             table = tables[traffic.table_id]
@@ -183,8 +195,10 @@ class Demand:
         load: node_pb2.NodeServiceGetLoadResponse,
         tables: Sequence[plan_pb2.PlannedTable],
         now_ms: int,
+        columns: BucketColumns | None = None,
     ) -> None:
-        """Add a node's last window, once."""
+        """Add a node's last window, once; its columns are made here unless given."""
+        columns = columns if columns is not None else bucket_columns(load)
         self._follow(tables)
         node = self._nodes.get(name)
         if node is None:
@@ -199,28 +213,17 @@ class Demand:
             )
             self._nodes[name] = node
         node.heard_ms = now_ms
-        node.tables = _tables_of(load)
+        node.tables = _tables_of(load, columns)
         self._rows.take(name, load)
-        spoken_of = {}
-        for each in load.buckets:
-            at = self._buckets.place(each.table_id, each.bucket)
-            if at is not None:
-                spoken_of[at] = each
-        places_L = np.array(sorted(spoken_of), np.int64)
+        places_L, last_L = self._buckets.places(columns)
         _make_places(node, places_L)
         at_L = np.searchsorted(node.places_P, places_L)
         node.bytes_P[:] = 0
+        node.bytes_P[at_L] = columns.bytes[last_L]
         now_KP = np.zeros(node.counts_HKP.shape[1:], np.float32)
-        if spoken_of:
-            said = [spoken_of[at] for at in places_L.tolist()]
-            now_KP[:, at_L] = np.array(
-                [
-                    (each.reads - each.peer_reads, each.peer_reads, each.asked, each.hot_reads)
-                    for each in said
-                ],
-                np.float32,
-            ).T
-            node.bytes_P[at_L] = [each.resident_bytes for each in said]
+        here = columns.reads - columns.peer_reads
+        counts = np.stack((here, columns.peer_reads, columns.asked, columns.hot_reads))
+        now_KP[:, at_L] = counts[:, last_L]
         fresh = load.window == 0 or load.window != node.window
         seconds = self._seconds(node, load) if fresh and load.window_ms else 0.0
         if not seconds:

@@ -12,6 +12,7 @@ from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.idempotency import check_id
 from embertide.server.core.plan.keys import owners_of_key
 from embertide.server.services.driver import Driver
+from embertide.server.services.figures import Figures, snapshot
 from embertide.server.services.identity import CALLER, Identity
 from embertide.server.services.outside import task_health
 from embertide.server.services.registrations import RefusedRegistrations
@@ -64,6 +65,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self._watchers = threading.BoundedSemaphore(WATCHERS_MAX)
         self._watching: collections.Counter[Identity] = collections.Counter()
         self._lock = threading.Lock()
+        self._figures = Figures(lambda: driver.call(snapshot))
 
     def RegisterNode(
         self, request: control_pb2.RegisterNodeRequest, context: grpc.ServicerContext
@@ -114,6 +116,12 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.GetFleetLoadResponse:
         """Say what was read in the last window."""
         return self._driver.call(lambda core, now_ms: core.fleet_load(request))
+
+    def GetFleetFigures(
+        self, request: control_pb2.GetFleetFiguresRequest, context: grpc.ServicerContext
+    ) -> control_pb2.GetFleetFiguresResponse:
+        """Say the same in sums."""
+        return self._figures.answer(request)
 
     def GetRow(
         self, request: control_pb2.GetRowRequest, context: grpc.ServicerContext

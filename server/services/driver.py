@@ -26,6 +26,7 @@ from embertide.server.core.errors import (
 )
 from embertide.server.core.news import News
 from embertide.server.core.newsroom import Newsroom
+from embertide.server.core.plan.bucket_columns import bucket_columns
 from embertide.server.core.plan.layout import LaidPlan
 from embertide.server.core.plan.validity import PLAN_BYTES_MAX
 from embertide.server.core.preparation import PreparedOperation
@@ -377,11 +378,13 @@ class Driver:
         addresses = self._addresses(names)
         loads = self._nodes.loads(addresses)
         self.counts["load_not_answered"] += len(addresses) - len(loads)
+        # Made here, since nobody waits for this thread.
+        columns = {name: bucket_columns(load) for name, load in loads.items()}
 
         def take(some: Iterable[str], core: Control, now_ms: int) -> None:
             for name in some:
                 if core.fleet.get(name) is not None and name in loads:
-                    core.load(name, loads[name], now_ms)
+                    core.load(name, loads[name], now_ms, columns[name])
                 else:
                     core.loads.forget(name)
 

@@ -2,18 +2,23 @@
 
 import collections
 import random
+from typing import Any
 
 import pytest
 from simulation import make_node
 
+from embertide.server.core.errors import Code, RefusedError
+from embertide.server.core.figures import ALL_RANGES_MAX, FleetSnapshot, figures_of
+from embertide.server.core.plan.bucket_columns import bucket_columns
 from embertide.server.core.plan.fleet_figures import (
-    bucket_columns,
     device_figures,
+    range_figures,
     unowned_buckets,
 )
 from embertide.server.core.plan.layout import Bucket, Holders, Place, packed
 from embertide.server.core.plan.workload import device_work, measured
-from embertide.v1 import node_pb2, plan_pb2
+from embertide.server.services.figures import Figures
+from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
 NODES = 5
 
@@ -44,6 +49,10 @@ def drawn(
                 bucket=at.bucket,
                 reads=dice.randrange(1 << 40),
                 resident_bytes=dice.randrange(1 << 40),
+                peer_reads=dice.randrange(1 << 20),
+                asked=dice.randrange(1 << 40),
+                hot_reads=dice.randrange(1 << 40),
+                reads_by_source=[dice.randrange(99) for _ in range(dice.randrange(5))],
             )
     return plan_pb2.Topology(nodes=nodes), layout, loads
 
@@ -74,3 +83,121 @@ def test_figures_are_those_of_a_count_bucket_by_bucket(seed: int) -> None:
         none += not answering
         by_group.update((groups - answering) if answering else ())
     assert unowned_buckets(topology, packed(layout), living) == (none, dict(by_group))
+
+
+TABLES = [
+    plan_pb2.PlannedTable(id=0, name="user", bucket_bits=6, chunks=1),
+    plan_pb2.PlannedTable(id=3, name="ad", bucket_bits=4, chunks=1),
+]
+
+
+def snapshot(seed: int) -> FleetSnapshot:
+    topology, layout, loads = drawn(random.Random(seed))
+    return FleetSnapshot(
+        plan=plan_pb2.Plan(epoch=7, topology=topology, tables=TABLES),
+        layout=packed(layout),
+        no_plan="",
+        living=frozenset(node.name for node in topology.nodes[1:]),
+        loads_version=seed,
+        loads=loads,
+        columns={name: bucket_columns(load) for name, load in loads.items()},
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranges_are_those_of_a_count_bucket_by_bucket(seed: int) -> None:
+    fleet = snapshot(seed)
+    wanted = dict.fromkeys(((table, b) for table, n in ((0, 64), (3, 16)) for b in range(n)), 0)
+    asked, ssd, resident = dict(wanted), dict(wanted), dict(wanted)
+    for load in fleet.loads.values():
+        for each in load.buckets:
+            at = (each.table_id, each.bucket)
+            if at in wanted:
+                wanted[at] += each.reads - each.peer_reads + each.asked + each.hot_reads
+                asked[at] += each.asked
+                ssd[at] += sum(each.reads_by_source[2:3])
+                resident[at] += each.resident_bytes
+    ranges = random.Random(seed).choice((1, 3, 5, 16, 64, 1000))
+    found = range_figures(TABLES, fleet.columns.values(), ranges)
+    for table, buckets in ((0, 64), (3, 16)):
+        seen = []
+        for begin, count, *figures in zip(
+            *(column.tolist() for column in found[table]), strict=True
+        ):
+            here = [(table, bucket) for bucket in range(begin, begin + count)]
+            seen += here
+            assert figures == [
+                sum(wanted[at] for at in here),
+                max(wanted[at] for at in here),
+                sum(asked[at] for at in here),
+                sum(ssd[at] for at in here),
+                sum(resident[at] for at in here),
+            ]
+        assert seen == [(table, bucket) for bucket in range(buckets)]
+        assert len(found[table].begin) <= ranges
+
+
+def test_what_is_asked_for_is_answered_and_no_more() -> None:
+    fleet = snapshot(1)
+    everything = control_pb2.GetFleetFiguresRequest(ranges=8, hot_keys=10)
+    answer = figures_of(fleet, everything)
+    assert [each.bucket_count for each in answer.ranges] == [8] * 8 + [2] * 8
+    assert answer.plan_epoch == 7
+    assert len(answer.nodes) == NODES - 1
+    own = {each.node: each.here + each.hot + each.asked for each in answer.nodes}
+    assert own == {name: int(each.wanted.sum()) for name, each in fleet.columns.items()}
+
+    alone = control_pb2.GetFleetFiguresRequest(ranges=8, tables=["ad"])
+    assert {each.table_id for each in figures_of(fleet, alone).ranges} == {3}
+    assert not figures_of(fleet, control_pb2.GetFleetFiguresRequest()).ranges
+
+    many = [
+        plan_pb2.PlannedTable(id=at, name=f"t{at}", bucket_bits=10, chunks=1) for at in range(100)
+    ]
+    assert fleet.plan is not None
+    large = fleet._replace(plan=plan_pb2.Plan(topology=fleet.plan.topology, tables=many))
+    asked = control_pb2.GetFleetFiguresRequest(ranges=1024)
+    assert 100 < len(figures_of(large, asked).ranges) <= ALL_RANGES_MAX
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "words"),
+    [
+        ({"ranges": 1025}, Code.INVALID_ARGUMENT, "ranges is 1025; at most 1024"),
+        ({"hot_keys": 1001}, Code.INVALID_ARGUMENT, "hot_keys is 1001; at most 1000"),
+        ({"tables": ["of"]}, Code.NOT_FOUND, "no such table: 'of'; there is ad, user"),
+    ],
+)
+def test_too_much_and_what_there_is_not_is_refused(
+    asked: dict[str, Any], code: Code, words: str
+) -> None:
+    with pytest.raises(RefusedError, match=words) as caught:
+        figures_of(snapshot(1), control_pb2.GetFleetFiguresRequest(**asked))
+    assert caught.value.code is code
+
+
+def test_an_answer_is_made_once_while_the_fleet_is_the_same() -> None:
+    now = [snapshot(1)]
+    figures = Figures(lambda: now[0])
+    asked = control_pb2.GetFleetFiguresRequest(ranges=4)
+    first = figures.answer(asked)
+    now[0] = now[0]._replace(loads=dict(now[0].loads))
+    assert figures.answer(asked) is first
+    changes: tuple[FleetSnapshot, ...] = (
+        now[0]._replace(loads_version=2),
+        now[0]._replace(living=frozenset()),
+        snapshot(2),
+    )
+    for at, change in enumerate(changes):
+        now[0] = change
+        assert figures.answer(asked) == figures_of(change, asked)
+        assert figures.made == 2 + at
+    for ranges in range(1, 40):
+        figures.answer(control_pb2.GetFleetFiguresRequest(ranges=ranges))
+    assert len(figures._kept) == 16
+
+
+def test_a_fleet_without_a_plan_says_why() -> None:
+    fleet = snapshot(1)._replace(plan=None, no_plan="no plan has been made: wait")
+    answer = figures_of(fleet, control_pb2.GetFleetFiguresRequest(ranges=4))
+    assert answer == control_pb2.GetFleetFiguresResponse(no_plan="no plan has been made: wait")

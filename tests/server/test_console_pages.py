@@ -11,11 +11,13 @@ from made_fleet import MadeFleet, Names, answers
 from visitor import Page, Visitor
 from waiting import wait_until
 
+from embertide.server.cli.fleet_view import FleetAnswers
 from embertide.server.console import source
 from embertide.server.console.app import Console, ConsoleOptions
-from embertide.server.console.heat import rows_of
+from embertide.server.console.heat import HeatMap
 from embertide.server.console.source import Reading, read
 from embertide.server.console.views import VIEWS
+from embertide.v1 import control_pb2
 
 PAGE_BYTES_MAX = 500_000
 HOSTILE = (
@@ -209,12 +211,38 @@ def test_pages_of_a_thousand_nodes_are_small() -> None:
 
 def test_a_heat_map_groups_buckets_that_are_neighbours() -> None:
     reading = read(MadeFleet(answers(2, bits=12)).dial(""))
-    rows, begins = rows_of(reading.answers)
-    assert len(rows) == 32
-    assert (rows[0].first, rows[0].last, rows[-1].last) == (0, 127, 4095)
-    assert begins == {0: (0, 128, 32)}
-    console = source.Source()
-    console.heat.add(reading.answers)
-    facts = console.heat.facts()
-    assert [sum(column) for column in facts["reads"]] == [sum(10 + b for b in range(4096))]
-    console.close()
+    there = source.Source()
+    there.heat.add(reading.answers)
+    facts = there.heat.facts()
+    assert facts["rows"][:2] == ["user 0-63", "user 64-127"]
+    assert facts["rows"][-1] == "user 4032-4095"
+    assert [sum(column) for column in facts["values"]] == [sum(10 + b for b in range(4096))]
+    assert there.heat.facts("user", "max_reads")["values"][0][0] == 10 + 63
+    assert there.heat.facts("user", "odd") == facts
+    assert there.heat.facts("nobody")["rows"] == []
+    row, values = there.heat.newest(1, "user")[0]
+    assert str(row) == "user 4032-4095"
+    assert values == {
+        "reads": sum(10 + b for b in range(4032, 4096)),
+        "max_reads": 10 + 4095,
+        "remote": 0,
+        "ssd": 64,
+        "bytes": 64_000,
+    }
+    there.close()
+
+
+def test_a_heat_map_of_many_tables_has_a_row_for_each_and_no_row_of_two() -> None:
+    figures = control_pb2.GetFleetFiguresResponse(plan_epoch=1)
+    for table in range(100):
+        figures.tables.add(id=table, name=f"t{table}", bucket_bits=8)
+        for begin in range(0, 256, 16):
+            figures.ranges.add(table_id=table, bucket_begin=begin, bucket_count=16, reads=table)
+    heat = HeatMap()
+    status = control_pb2.ControlServiceGetStatusResponse()
+    heat.add(FleetAnswers(1, False, status, figures))
+    facts = heat.facts()
+    assert len(facts["rows"]) <= 300
+    assert {row.split()[0] for row in facts["rows"]} == {f"t{table}" for table in range(100)}
+    assert sum(facts["values"][0]) == 16 * sum(range(100))
+    assert len(heat.facts("t7")["rows"]) == 16

@@ -7,6 +7,9 @@ from typing import Any
 import grpc
 
 from embertide.server.cli.control_client import CallError
+from embertide.server.core.figures import FleetSnapshot, figures_of
+from embertide.server.core.plan.bucket_columns import bucket_columns
+from embertide.server.core.plan.layout import layout_of
 from embertide.v1 import control_pb2, node_pb2, plan_pb2, update_pb2
 
 NOW_MS = 1_790_000_000_000
@@ -87,12 +90,12 @@ def answers(
         created_ms=now_ms - 5000,
         planner="first",
     )
-    load = control_pb2.GetFleetLoadResponse(
-        hot_keys=[node_pb2.HotKey(table_id=0, key=7, reads=40, error=1)]
-    )
+    load = control_pb2.GetFleetLoadResponse()
     for at, node in enumerate(known):
         told = load.nodes.add(node=node.name).load
         told.window_ms, told.requests, told.request_us, told.cpu_us = 5000, 900, 720_000, 2_100_000
+        if at == 0:
+            told.hot_keys.add(key=7, reads=40, error=1)
         for bucket in range(at, buckets, nodes):
             told.buckets.add(
                 bucket=bucket,
@@ -186,7 +189,15 @@ def answers(
     return {
         "GetStatus": status,
         "GetPlan": control_pb2.GetPlanResponse(plan=plan) if nodes else None,
-        "GetFleetLoad": load,
+        "GetFleetFigures": FleetSnapshot(
+            plan=plan if nodes else None,
+            layout=layout_of(plan.assignments),
+            no_plan="" if nodes else "no plan has been made",
+            living=frozenset(node.name for node in known[dead:]),
+            loads_version=1,
+            loads={node.node: node.load for node in load.nodes},
+            columns={node.node: bucket_columns(node.load) for node in load.nodes},
+        ),
         "ListOperations": control_pb2.ListOperationsResponse(
             operations=[operation, ended] if nodes else []
         ),
@@ -250,6 +261,8 @@ class MadeCaller:
         if not self._fleet.open and self._token not in self._fleet.tokens:
             raise CallError(grpc.StatusCode.UNAUTHENTICATED, "the token is not known here")
         answer = self._fleet.told[rpc]
+        if isinstance(answer, FleetSnapshot):
+            return figures_of(answer, request)
         if answer is None:
             raise CallError(grpc.StatusCode.NOT_FOUND, "no plan has been made")
         return answer

@@ -70,7 +70,9 @@
   let heat = null;
   let plot = null;
   const fetched = async (element) => {
-    const answer = await fetch(element.dataset.series, { headers: { "HX-Request": "true" } });
+    const kind = byId("heat-kind");
+    const query = element.id === "heat" && kind ? `&kind=${encodeURIComponent(kind.value)}` : "";
+    const answer = await fetch(element.dataset.series + query, { headers: { "HX-Request": "true" } });
     if (answer.status === 401) location.assign("/login");
     return answer.ok ? answer.json() : null;
   };
@@ -111,9 +113,7 @@
   };
 
   const drawHeat = (canvas) => {
-    const kind = byId("heat-kind")?.value === "remote" ? "remote" : "reads";
-    const { rows, epochs } = heat;
-    const columns = heat[kind];
+    const { rows, epochs, values: columns } = heat;
     const cell = Math.max(3, Math.min(14, Math.floor(420 / Math.max(rows.length, 1))));
     const width = canvas.parentElement.clientWidth;
     const ratio = devicePixelRatio || 1;
@@ -156,7 +156,7 @@
     if (chart && series) drawChart(chart);
     if (map && heat) drawHeat(map);
   };
-  byId("heat-kind")?.addEventListener("change", draw);
+  byId("heat-kind")?.addEventListener("change", load);
   addEventListener("resize", draw);
   if (byId("staleness") || byId("heat")) load();
 })();

@@ -1,56 +1,36 @@
 """Figures of a fleet from its layout and what nodes read, in arrays: buckets may be a million."""
 
 import collections
-import operator
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from embertide.server.core.plan.bucket_columns import BucketColumns, Counts
 from embertide.server.core.plan.layout import PackedLayout, Place, devices
-from embertide.v1 import node_pb2, plan_pb2
-
-Counts = NDArray[np.int64]
+from embertide.v1 import plan_pb2
 
 
-class BucketColumns(NamedTuple):
-    """The columns that a node said of buckets, an entry each.
+class RangeFigures(NamedTuple):
+    """Ranges of neighbouring buckets of a table, an entry each.
 
     Attributes:
-        table: Table ids.
-        bucket: Buckets of the tables.
-        reads: Keys looked up there.
-        bytes: Resident.
-        peer_reads: Of `reads`, those that peers asked for.
-        asked: Keys of own requests that peers were asked for.
-        hot_reads: Keys of own requests that copies answered.
+        begin: First buckets.
+        buckets: How many each has.
+        reads: Keys that requests wanted, wherever they were answered.
+        max_reads: The most of one bucket.
+        asked: Of `reads`, those that peers were asked for.
+        ssd_reads: Reads that an SSD answered.
+        bytes: Resident, all copies.
     """
 
-    table: Counts
-    bucket: Counts
+    begin: Counts
+    buckets: Counts
     reads: Counts
-    bytes: Counts
-    peer_reads: Counts
+    max_reads: Counts
     asked: Counts
-    hot_reads: Counts
-
-    @property
-    def wanted(self) -> Counts:
-        """Reads that own requests wanted of each bucket, wherever it was answered."""
-        wanted: Counts = self.reads - self.peer_reads + self.asked + self.hot_reads
-        return wanted
-
-
-_FIELDS = ("table_id", "bucket", "reads", "resident_bytes", "peer_reads", "asked", "hot_reads")
-
-
-def bucket_columns(load: node_pb2.NodeServiceGetLoadResponse) -> BucketColumns:
-    """Return what a node said of its buckets."""
-    buckets, count = load.buckets, len(load.buckets)
-    return BucketColumns(
-        *(np.fromiter(map(operator.attrgetter(f), buckets), np.int64, count) for f in _FIELDS)
-    )
+    ssd_reads: Counts
+    bytes: Counts
 
 
 class DeviceFigures(NamedTuple):
@@ -141,3 +121,39 @@ def _codes_of(layout: PackedLayout, said: BucketColumns) -> Counts:
         at = np.flatnonzero((said.table == table) & (said.bucket < len(codes)))
         found[at] = codes[said.bucket[at]]
     return found
+
+
+def range_figures(
+    tables: Iterable[plan_pb2.PlannedTable], columns: Iterable[BucketColumns], ranges: int
+) -> dict[int, RangeFigures]:
+    """Return the figures of each table by its id, cut into at most so many ranges of one size.
+
+    Buckets that a table does not have are left out.
+    """
+    buckets = {table.id: 1 << table.bucket_bits for table in tables}
+    sums = _by_bucket(buckets, columns)
+    found = {}
+    for table, count in buckets.items():
+        begin = np.arange(0, count, -(-count // ranges))
+        reads, asked, ssd_reads, resident = sums[table]
+        found[table] = RangeFigures(
+            begin,
+            np.diff(begin, append=count),
+            np.add.reduceat(reads, begin),
+            np.maximum.reduceat(reads, begin),
+            *(np.add.reduceat(each, begin) for each in (asked, ssd_reads, resident)),
+        )
+    return found
+
+
+def _by_bucket(buckets: Mapping[int, int], columns: Iterable[BucketColumns]) -> dict[int, Counts]:
+    """Return by table, for each bucket: reads wanted, asked of peers, answered by SSD; bytes."""
+    sums = {table: np.zeros((4, count), np.int64) for table, count in buckets.items()}
+    for each in columns:
+        values = np.stack((each.wanted, each.asked, each.in_tier[-1], each.bytes))
+        for table in np.unique(each.table).tolist():
+            if table in sums:
+                at = np.flatnonzero((each.table == table) & (each.bucket < buckets[table]))
+                for total, value in zip(sums[table], values[:, at], strict=True):
+                    np.add.at(total, each.bucket[at], value)
+    return sums

@@ -1,0 +1,156 @@
+"""The figures of a fleet that people look at: one source for commands, the console and metrics."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from embertide.server.core.errors import Code, RefusedError, invalid
+from embertide.server.core.loads import hottest
+from embertide.server.core.plan.bucket_columns import BucketColumns
+from embertide.server.core.plan.fleet_figures import (
+    device_figures,
+    range_figures,
+    unowned_buckets,
+)
+from embertide.server.core.plan.layout import PackedLayout
+from embertide.v1 import control_pb2, node_pb2, plan_pb2
+
+RANGES_MAX = 1024
+ALL_RANGES_MAX = 4096
+
+
+class FleetSnapshot(NamedTuple):
+    """A fleet at one time. Nothing in it changes any more.
+
+    Attributes:
+        plan: Its plan without assignments; None: there is none.
+        layout: Who owns what.
+        no_plan: Why there is no plan; empty: there is one.
+        living: Names of the nodes that live.
+        loads_version: Of the loads (loads.py).
+        loads: The last loads, by node name.
+        columns: What they say of buckets.
+    """
+
+    plan: plan_pb2.Plan | None
+    layout: PackedLayout
+    no_plan: str
+    living: frozenset[str]
+    loads_version: int
+    loads: Mapping[str, node_pb2.NodeServiceGetLoadResponse]
+    columns: Mapping[str, BucketColumns]
+
+    def same(self, other: "FleetSnapshot") -> bool:
+        """Whether the figures of both are the same."""
+        return (
+            self.layout is other.layout
+            and self.plan is other.plan
+            and (self.no_plan, self.living, self.loads_version)
+            == (other.no_plan, other.living, other.loads_version)
+        )
+
+
+def figures_of(
+    fleet: FleetSnapshot, request: control_pb2.GetFleetFiguresRequest
+) -> control_pb2.GetFleetFiguresResponse:
+    """Return the figures that a request asks for.
+
+    Raises:
+        RefusedError: It asks for too much, or for a table that there is not.
+    """
+    if request.ranges > RANGES_MAX:
+        raise invalid(f"ranges is {request.ranges}; at most {RANGES_MAX}")
+    hot_keys = hottest(fleet.loads.values(), request.hot_keys)
+    plan = fleet.plan
+    if plan is None:
+        return control_pb2.GetFleetFiguresResponse(no_plan=fleet.no_plan)
+    unowned, in_groups = unowned_buckets(plan.topology, fleet.layout, fleet.living)
+    return control_pb2.GetFleetFiguresResponse(
+        plan_epoch=plan.epoch,
+        tables=plan.tables,
+        devices=_devices(plan.topology, fleet),
+        nodes=[_node(name, fleet.loads[name], fleet.columns[name]) for name in sorted(fleet.loads)],
+        buckets_unowned=unowned,
+        unowned_in_groups=[
+            control_pb2.UnownedInGroup(group=group, buckets=count)
+            for group, count in in_groups.items()
+        ],
+        ranges=_ranges(_chosen(plan.tables, request.tables), fleet, request.ranges),
+        hot_keys=hot_keys,
+    )
+
+
+def _devices(topology: plan_pb2.Topology, fleet: FleetSnapshot) -> list[control_pb2.DeviceFigures]:
+    figures = device_figures(topology, fleet.layout, fleet.columns)
+    return [
+        control_pb2.DeviceFigures(
+            node=topology.nodes[at.node].name,
+            device=at.device,
+            group=topology.nodes[at.node].group,
+            buckets=each.buckets,
+            moving=each.moving,
+            reads=each.reads,
+            bytes=each.bytes,
+        )
+        for at, each in sorted(figures.items())
+    ]
+
+
+def _node(
+    name: str, load: node_pb2.NodeServiceGetLoadResponse, columns: BucketColumns
+) -> control_pb2.NodeFigures:
+    for_peers = int(columns.peer_reads.sum())
+    return control_pb2.NodeFigures(
+        node=name,
+        window_ms=load.window_ms,
+        requests=load.requests,
+        request_us=load.request_us,
+        cpu_us=load.cpu_us,
+        here=max(0, int(columns.reads.sum()) - for_peers),
+        hot=int(columns.hot_reads.sum()),
+        asked=int(columns.asked.sum()),
+        for_peers=for_peers,
+        in_tiers=int(columns.in_tier.sum()),
+        in_ssd=int(columns.in_tier[-1].sum()),
+        peer_calls=sum(each.calls for each in load.peers),
+        peer_round_trip_us=sum(each.round_trip_us for each in load.peers),
+    )
+
+
+def _chosen(
+    tables: Sequence[plan_pb2.PlannedTable], names: Sequence[str]
+) -> list[plan_pb2.PlannedTable]:
+    """Return the tables of these names; all, if there are none.
+
+    Raises:
+        RefusedError: There is no such table.
+    """
+    known = {table.name for table in tables}
+    if wrong := [name for name in names if name not in known]:
+        listed = ", ".join(sorted(known)[:20])
+        raise RefusedError(Code.NOT_FOUND, f"no such table: {wrong[0][:80]!r}; there is {listed}")
+    return [table for table in tables if not names or table.name in names]
+
+
+def _ranges(
+    tables: Sequence[plan_pb2.PlannedTable], fleet: FleetSnapshot, wanted: int
+) -> list[control_pb2.BucketRange]:
+    if not wanted or not tables:
+        return []
+    ranges = min(wanted, max(1, ALL_RANGES_MAX // len(tables)))
+    figures = range_figures(tables, fleet.columns.values(), ranges)
+    return [
+        control_pb2.BucketRange(
+            table_id=table.id,
+            bucket_begin=begin,
+            bucket_count=count,
+            reads=max(0, reads),
+            max_reads=max(0, max_reads),
+            asked=asked,
+            in_ssd=in_ssd,
+            bytes=size,
+        )
+        for table in tables
+        for begin, count, reads, max_reads, asked, in_ssd, size in zip(
+            *(column.tolist() for column in figures[table.id]), strict=True
+        )
+    ]

@@ -1,0 +1,74 @@
+"""Columns of what a node reported of its buckets: a fleet may have a million of them.
+
+Read out of the message once, when it comes; all that adds up buckets works on the arrays.
+"""
+
+import itertools
+import operator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embertide.v1 import node_pb2
+
+Counts = NDArray[np.int64]
+
+
+class BucketColumns(NamedTuple):
+    """The columns that a node reported of buckets, an entry each.
+
+    Attributes:
+        table: Table ids.
+        bucket: Buckets of the tables.
+        reads: Keys looked up there.
+        bytes: Resident.
+        peer_reads: Of `reads`, those that peers asked for.
+        asked: Keys of own requests that peers were asked for.
+        hot_reads: Keys of own requests that copies answered.
+        bytes_read: Payload bytes read for `reads`.
+        in_tier: Of `reads`, those found in HBM, DDR and SSD: a row each.
+    """
+
+    table: Counts
+    bucket: Counts
+    reads: Counts
+    bytes: Counts
+    peer_reads: Counts
+    asked: Counts
+    hot_reads: Counts
+    bytes_read: Counts
+    in_tier: Counts
+
+    @property
+    def wanted(self) -> Counts:
+        """Reads that own requests wanted of each bucket, wherever it was answered."""
+        wanted: Counts = self.reads - self.peer_reads + self.asked + self.hot_reads
+        return wanted
+
+
+_FIELDS = (
+    *("table_id", "bucket", "reads", "resident_bytes", "peer_reads", "asked", "hot_reads"),
+    "bytes_read",
+)
+_TIERS = 3
+_sources = operator.attrgetter("reads_by_source")
+
+
+def bucket_columns(load: node_pb2.NodeServiceGetLoadResponse) -> BucketColumns:
+    """Return what a node reported of its buckets."""
+    buckets, count = load.buckets, len(load.buckets)
+    columns = (np.fromiter(map(operator.attrgetter(f), buckets), np.int64, count) for f in _FIELDS)
+    return BucketColumns._make((*columns, _in_tier(load)))
+
+
+def _in_tier(load: node_pb2.NodeServiceGetLoadResponse) -> Counts:
+    """Return the first three of `reads_by_source`, which may have fewer entries."""
+    lengths = np.fromiter(map(len, map(_sources, load.buckets)), np.int64, len(load.buckets))
+    flat = np.fromiter(itertools.chain.from_iterable(map(_sources, load.buckets)), np.int64)
+    firsts = np.cumsum(lengths) - lengths
+    found = np.zeros((_TIERS, len(lengths)), np.int64)
+    for tier in range(_TIERS):
+        has = lengths > tier
+        found[tier, has] = flat[firsts[has] + tier]
+    return found
