@@ -178,8 +178,8 @@ bench-model: dev cpp build/.torchrec ## a model's life: nets of one's own, chang
 bench-generality: dev cpp ## defaults over twelve kinds of data against a tuned factorisation machine; SETS="ads bank", QUICK=1, FILES="a.csv" for files of yours; runs are resumed; half an hour
 	$(BIN)/python -m bench.generality $(SETS) $(if $(QUICK),--quick) $(foreach f,$(FILES),--file "$(f)")
 
-bench-learns: dev cpp ## what a user gets without a setting: leaks that are said, of 200 tables with one and 200 without; calibration and AUC of rare labels; PARTS="leaks priors"; ten minutes
-	$(BIN)/python -m bench.learns $(PARTS)
+bench-learns: dev cpp ## what a user gets without a setting: leaks that are said, of 200 tables with one and 200 without; calibration and AUC of rare labels; PARTS="leaks priors"; ten minutes; PARTS="presets fresh" NEWS=clicks.parquet: two hours
+	$(BIN)/python -m bench.learns $(PARTS) $(if $(NEWS),--news "$(NEWS)")
 
 bench-serve: dev cpp ## serving against torch in Triton, in Python and in C++; twenty minutes
 	$(BIN)/python -m bench.serve

@@ -151,9 +151,13 @@ class Stream(Experiment):
             source = FirstEvents(source, self.events)
         return with_columns(source, case.run.model)
 
+    def learner(self, case: Case, seed: int) -> FoldedLearner:
+        """Make the model that is measured."""
+        return FoldedLearner(case, seed)
+
     def measure(self, case: Case, seed: int) -> Outcome:
         """See `Experiment`."""
-        learner = FoldedLearner(case, seed)
+        learner = self.learner(case, seed)
 
         def after(block: int) -> None:
             learner.rows.forget_changes()
