@@ -192,6 +192,28 @@ def test_what_is_printed_is_shown_as_data() -> None:
     assert not past, "\n".join([*past, remedy])
 
 
+def test_commands_that_are_told_can_be_pasted_into_a_shell() -> None:
+    """Names in them are quoted: a folder may be called `out's`, and a name may be anybody's."""
+    unquoted = []
+    for path, name in zip(FILES, _names(FILES), strict=True):
+        if path.suffix != ".py" or name.split("/")[0] not in ("library", "server", "trainer"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.JoinedStr):
+                continue
+            told = ""
+            for part in node.values:
+                if isinstance(part, ast.Constant):
+                    told += str(part.value)
+                elif not isinstance(part, ast.FormattedValue):
+                    continue
+                elif re.search(r"\bembertide [a-z][^`]*$", told) and not (
+                    part.format_spec or ast.unparse(part.value).startswith("shlex.")
+                ):
+                    unquoted.append(f"{name}:{node.lineno}: {ast.unparse(part)}")
+    assert unquoted == []
+
+
 def _code(path: Path) -> str:
     """A file without its docstrings and comments."""
     return ast.unparse(_Bare().visit(ast.parse(path.read_text())))

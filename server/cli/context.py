@@ -9,6 +9,7 @@ import contextvars
 import dataclasses
 import json
 import os
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,7 +81,8 @@ class _Kept:
         if name in self.wrong:
             raise UsageError(
                 f"context {name!r} in {_path()} is not right: give it again with `embertide "
-                f"context add {name} --control HOST:PORT`, or `embertide context remove {name}`"
+                f"context add {shlex.quote(name)} --control HOST:PORT`, or `embertide context "
+                f"remove {shlex.quote(name)}`"
             )
         if name not in self.contexts:
             known = ", ".join(sorted(self.contexts)) or "none"

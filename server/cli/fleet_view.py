@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import shlex
 import time
 from typing import Any
 
@@ -104,7 +105,7 @@ def faults(facts: dict[str, Any]) -> list[str]:
             since = age_text(node["last_beat_ms"] or 0)
             found.append(
                 f"node {node['node']} is dead, its last beat {since} ago: start it again, or "
-                f"`embertide node drain {node['node']}`"
+                f"`embertide node drain {shlex.quote(node['node'])}`"
             )
     ahead = [each for each in facts["nodes"] if each["plan_epoch"] > facts["plan_epoch"]]
     if ahead:

@@ -1,5 +1,6 @@
 """`reshard`: move buckets while they are served; watch, pause, resume, abort, undo."""
 
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -142,7 +143,7 @@ def _next_step(operation: control_pb2.Operation) -> str:
         return "; nothing has moved: start it again once that is mended"
     return (
         f"; the {operation.buckets_done:,} buckets that have moved stay: start it again to go on, "
-        f"or `embertide reshard undo {operation.id}`"
+        f"or `embertide reshard undo {shlex.quote(operation.id)}`"
     )
 
 

@@ -1,6 +1,7 @@
 """`embertide init`: the file of a run that it writes trains with no change."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,22 @@ def test_a_file_that_exists_is_kept_and_a_guess_that_is_unsure_is_none(tmp_path:
     assert "there is no column 'stars'" in refused.stderr
     assert init(data, tmp_path / "b.py", "--positive", "four").exit_code == 2
     assert not (tmp_path / "b.py").exists()
+
+
+def test_a_runs_file_among_the_data_is_told_its_option(tmp_path: Path) -> None:
+    data, out = ratings(tmp_path / "r.parquet", 500), tmp_path / "it's.py"
+    done = CliRunner().invoke(app, ["init", str(data), str(out)])
+    assert done.exit_code == 2
+    assert f"to write the run there, say -o {shlex.quote(str(out))}" in done.stderr
+    assert not out.exists()
+
+
+def test_what_to_type_next_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    data, out = ratings(tmp_path / "r.parquet", 500), tmp_path / "it's a run.py"
+    done = init(data, out, "--positive", ">= 3")
+    assert done.exit_code == 0
+    following = shlex.split(done.stdout.replace("\n", " ").split("next: ")[1])
+    assert following == ["embertide", "train", "build/r", "--config", str(out)]
 
 
 def test_train_says_what_to_type_for_columns_that_it_does_not_know(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`init`: look at a file of unknown columns, and write a run's file that learns from it."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -88,6 +89,11 @@ def command(
     with report_errors(as_json):
         if output.exists() and not force:
             raise ConfigurationError(f"{output} exists: name another with -o, or say --force")
+        if len(data) > 1 and data[-1].endswith(".py"):
+            raise ConfigurationError(
+                f"{data[-1]} is no file of events: to write the run there, say -o "
+                f"{shlex.quote(data[-1])}"
+            )
         asked = Asked(
             label=label,
             positive=positive,
@@ -119,7 +125,8 @@ def command(
         return
     _show(plan, notes, given.title)
     folder = Path("build") / plan.run.model.name
-    say(f"wrote {output}; next: embertide train {folder} --config {output}")
+    following = ("embertide", "train", str(folder), "--config", str(output))
+    say(f"wrote {output}; next: {shlex.join(following)}")
 
 
 def _facts(plan: Any, notes: Sequence[str], output: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The table that `train` prints at its end: readable however many days there were."""
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def _lines(
     else:
         yield "AUC", "not known: all labels are the same"
     yield "publication", str(folder)
-    yield "next", f"embertide serve {folder}"
+    yield "next", shlex.join(("embertide", "serve", str(folder)))
 
 
 def _of_fifths(fifths: Sequence[Summary]) -> Iterator[tuple[str, str]]:

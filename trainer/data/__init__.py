@@ -1,6 +1,7 @@
 """Events in time order: files, live events of Redis or Kafka, or a seeded generator."""
 
 import difflib
+import shlex
 from collections.abc import Mapping, Sequence
 
 from embertide.trainer.config import compatibility
@@ -211,8 +212,8 @@ def _recognise(path: str, columns: list[str]) -> EventSchema:
     if schema is None:
         raise DataError(
             path,
-            f"{_unfit(columns)}: `embertide init {path}` guesses one and writes a run's file"
-            f"{header_hint(columns)}",
+            f"{_unfit(columns)}: `embertide init {shlex.quote(path)}` guesses one and writes a "
+            f"run's file{header_hint(columns)}",
         )
     return schema
 
