@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev libmicrohttpd-dev libssl-dev openssl protobuf-compiler-grpc pkg-config python3-dev \
   python3-venv libb64-0d clang-19 libclang-rt-19-dev redis-tools
 
-.PHONY: configure help accept demo chaos soak bench-fresh bench-overload dev cpp serving check check-style check-words check-types check-protos check-cpp proto-baseline test test-long kill-test coverage bench-console bench-checkpoints bench-model bench-generality bench-learns bench-serve bench-remote bench-beside bench-security bench-edges bench-front bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks bench-rank bench-sync bench-search perf-check monitoring gpu-deps gpu-check test-asan test-tsan test-aarch64 fuzz fuzz-targets fuzz-long images pins sbom lock wheel site clean
+.PHONY: configure help accept demo chaos soak bench-fresh bench-overload dev cpp serving check check-style check-words check-types check-protos check-cpp proto-baseline test test-long kill-test coverage bench-alerts bench-console bench-checkpoints bench-model bench-generality bench-learns bench-serve bench-remote bench-beside bench-security bench-edges bench-front bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks bench-rank bench-sync bench-search perf-check monitoring gpu-deps gpu-check test-asan test-tsan test-aarch64 fuzz fuzz-targets fuzz-long images pins sbom lock wheel site clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -165,6 +165,9 @@ coverage: dev build/.coverage build/.moto build/.kafka ## how much of the Python
 
 kill-test: dev ## a trainer killed 50 times at random, KILLS=n for n times; five minutes
 	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q -s -m "" tests/e2e/test_killed_training.py
+
+bench-alerts: dev serving build/.prometheus ## alerts against chaos, three quiet hours first: HOURS=3, ROUNDS=54; four hours; RESUME=1 goes on where it stopped
+	$(BIN)/python -m bench.alerts --rounds $(or $(ROUNDS),54) --minutes 600 --quiet-minutes $$(( 60 * $(or $(HOURS),3) )) $(if $(RESUME),--resume)
 
 bench-console: dev ## what the console costs a visitor at 1,000 nodes and 10^6 buckets; two minutes
 	$(BIN)/python -m bench.console

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from monitored import Monitored
 
+from bench.monitored import Monitored
 from k8s.monitoring.panels import BOARDS
 from k8s.monitoring.rules import ALERTS, RECORDINGS
 

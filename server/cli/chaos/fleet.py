@@ -162,6 +162,11 @@ class Fleet:
         return [f"{_LOCAL}:{self._node_ports[node][0]}" for node in NODES]
 
     @property
+    def control(self) -> str:
+        """host:port of the control plane, past its links."""
+        return f"{_LOCAL}:{self._control_port}"
+
+    @property
     def pages(self) -> dict[str, str]:
         """host:port of /metrics of each process that has it, by its name."""
         ports = self._page_ports | {node: self._node_ports[node][1] for node in NODES}

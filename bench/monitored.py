@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from bench.prometheus import Prometheus
+from bench.servers import BenchError
 from embertide.server.cli.chaos.options import ChaosOptions
 from embertide.server.cli.chaos.rounds import Chaos
 from embertide.server.cli.common_options import DEFAULT_BACKENDS, DEFAULT_CACHE
@@ -14,10 +15,14 @@ from embertide.server.cli.common_options import DEFAULT_BACKENDS, DEFAULT_CACHE
 class Monitored:
     """A context manager that ends both. Used by one thread."""
 
-    def __init__(self, folder: Path) -> None:
-        options = ChaosOptions(
-            directory=folder / "fleet", backends=DEFAULT_BACKENDS, cache=DEFAULT_CACHE
-        )
+    def __init__(self, folder: Path, backends: Path = DEFAULT_BACKENDS) -> None:
+        """Start both, and wait until the fleet is well and Prometheus answers.
+
+        Raises:
+            ProcessError: A process does not start.
+            BenchError: Prometheus does not answer.
+        """
+        options = ChaosOptions(directory=folder / "fleet", backends=backends, cache=DEFAULT_CACHE)
         options.empty()
         self.chaos = Chaos(options, print)
         try:
@@ -39,11 +44,19 @@ class Monitored:
         return condition()
 
     def wait(self, condition: Callable[[], bool], within_s: float) -> None:
-        assert self.holds(condition, within_s), f"not within {within_s} s"
+        """Keep the fleet going until a condition holds.
+
+        Raises:
+            BenchError: It does not come in time.
+        """
+        if not self.holds(condition, within_s):
+            raise BenchError(f"not within {within_s:g} s")
 
     def __enter__(self) -> Self:
+        """Return it, running."""
         return self
 
     def __exit__(self, *error: object) -> None:
+        """End both."""
         self.prometheus.__exit__()
         self.chaos.__exit__()
