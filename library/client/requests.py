@@ -83,7 +83,8 @@ def read(
     _check_names(schema, table, common, wanted, weights or {}, dense)
     # Bins are made of amounts, below; a caller may have worked them out, as all had to once.
     given = [feature.name for feature in wanted if feature.bins is None or feature.name in there]
-    keys = {name: _keys(table, common, name, weights or {}) for name in given}
+    texts = {feature.name for feature in wanted if feature.text}
+    keys = {name: _keys(table, common, name, weights or {}, text=name in texts) for name in given}
     for feature in wanted:
         if feature.weighed and keys[feature.name].weights_N is None:
             raise InputError(
@@ -171,12 +172,15 @@ def _check_apart(table: Table, common: Mapping[str, Any]) -> None:
         raise InputError(f"{both[0]!r} is in the context and a column; give it once")
 
 
-def _keys(table: Table, common: Mapping[str, Any], name: str, weights: Mapping[str, Any]) -> Keys:
+def _keys(
+    table: Table, common: Mapping[str, Any], name: str, weights: Mapping[str, Any], *, text: bool
+) -> Keys:
     """Return the keys of a feature: of all rows, or one row of them for the context."""
     if name not in common:
-        return keys_of(f"feature {name!r}", table.column(name), _weights(table, weights.get(name)))
+        weighing = _weights(table, weights.get(name))
+        return keys_of(f"feature {name!r}", table.column(name), weighing, text=text)
     weighing = [weights[name]] if name in weights else None
-    return keys_of(f"feature {name!r} of the context", [common[name]], weighing)
+    return keys_of(f"feature {name!r} of the context", [common[name]], weighing, text=text)
 
 
 def _check_names(

@@ -31,6 +31,7 @@ class Feature:
         weighed: Each key has a weight.
         made: The node can make the column, so that a call may leave it out.
         bins: The client makes the column, of one of DENSE: its key is a bin of that; else None.
+        text: Keys are hashes of texts, which the client makes where a caller has those.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Feature:
     weighed: bool = False
     made: bool = False
     bins: Bins | None = None
+    text: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,7 +213,7 @@ def _features(
         if not isinstance(each, dict):
             raise _SchemaError(f"a bin is {shown(each)}")
         bins[_field(each, "feature", str, None)] = _bins(each, columns, dense)
-    features = []
+    texts, features = {*_names(told, "texts")}, []
     for each in _field(told, "features", list, []):
         if not isinstance(each, dict):
             raise _SchemaError(f"a feature is {shown(each)}")
@@ -232,9 +234,12 @@ def _features(
                 weighed=_field(each, "weighed", bool, False),
                 made=_field(each, "made", bool, False),
                 bins=bins.pop(name, None),
+                text=name in texts,
             )
         )
     names = {feature.name for feature in features}
+    if not texts <= names:
+        raise _SchemaError(f"texts are {shown(sorted(texts))}, which are not all features")
     if not features or len(names) != len(features) or len(features) > _MAX_COLUMNS or bins:
         raise _SchemaError(f"features are {shown(told.get('features'))}, bins of {shown([*bins])}")
     return tuple(features)

@@ -217,16 +217,19 @@ def text_keys(values: Any) -> NDArray[np.int64]:
 # --- one column -----------------------------------------------------------------------------------
 
 
-def keys_of(what: str, column: Any, weights: Any = None) -> Keys:
+def keys_of(what: str, column: Any, weights: Any = None, *, text: bool = False) -> Keys:
     """Return the keys of a column: one a sample, or lists of them; errors say of `what`.
 
     Where a sample has one key it may be missing (None, NaN), `MISSING_KEY` then, as in events.
-    Floats that are whole numbers are keys, as pandas makes them of integers with blanks.
+    Floats that are whole numbers are keys, as pandas makes them of integers with blanks. Of a
+    column that was `text` in events, texts are hashed as there, a missing one as an empty one.
 
     Raises:
         InputError: A value is no 64-bit integer, is missing in a list, or weights are not as many.
     """
     flat, lengths_B = _flat(what, column)
+    if text:
+        flat = _hashed(flat, lengths_B)
     keys_N = _integers(what, flat, lengths_B)
     if weights is None:
         return Keys(keys_N, lengths_B)
@@ -342,6 +345,23 @@ def _refuse_nulls(what: str, column: Any, lengths_B: NDArray[np.int32] | None) -
     if column.null_count:
         at = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise InputError(f"{what}, {_row(at, lengths_B)} is missing; {_REMEDY}")
+
+
+def _hashed(flat: Any, lengths_B: NDArray[np.int32] | None) -> Any:
+    """Return the values of a column of text with the keys of those that are texts.
+
+    Integers are keys that `text_keys` gave.
+    """
+    if isinstance(flat, np.ndarray) and flat.dtype.kind in "iu":
+        return flat
+    values = list(flat)
+    alone = lengths_B is None
+    at = [
+        n for n, each in enumerate(values) if isinstance(each, str) or (alone and _is_missing(each))
+    ]
+    for n, key in zip(at, text_keys([values[n] for n in at]).tolist(), strict=True):
+        values[n] = key
+    return values
 
 
 def _integers(what: str, flat: Any, lengths_B: NDArray[np.int32] | None) -> NDArray[np.int64]:

@@ -34,8 +34,9 @@ def schema_of(snapshot: Path) -> str:
     if names is not None and len(names) >= dense["columns"]:
         dense["names"] = names[: dense["columns"]]
     heads = {"heads": manifest["heads"]} if manifest.get("heads") else {}
-    bins = {"bins": found} if (found := _bins(snapshot, manifest)) else {}
-    return json.dumps({"features": features, "dense": dense, **heads, **bins}, ensure_ascii=False)
+    made_by_clients = _config(snapshot, manifest)
+    told = {each: made_by_clients[each] for each in ("bins", "texts") if made_by_clients.get(each)}
+    return json.dumps({"features": features, "dense": dense, **heads, **told}, ensure_ascii=False)
 
 
 def context_of(snapshot: Path) -> tuple[str, ...]:
@@ -60,17 +61,17 @@ def model_of(snapshot: Path) -> str:
     return check_name("model", str(manifest.get("model", "")))
 
 
-def _bins(snapshot: Path, manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the features that are bins of columns of DENSE: which, and their edges."""
+def _config(snapshot: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return what a snapshot says of columns that clients make; nothing: it says none."""
     for part in manifest["dense"]:
         if part["role"] == "config":
             data = (snapshot / part["path"]).read_bytes()
             # No node reads this file, so nobody else proves it.
             if (len(data), _store.crc32c(data)) != (part["bytes"], part["crc32c"]):
                 raise ValueError(f"{snapshot / part['path']} is not what manifest.json says of it")
-            said: list[dict[str, Any]] = json.loads(data).get("bins", [])
+            said: dict[str, Any] = json.loads(data)
             return said
-    return []
+    return {}
 
 
 def _dense_names(snapshot: Path, manifest: dict[str, Any]) -> list[str] | None:

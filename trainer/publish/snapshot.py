@@ -17,7 +17,6 @@ from typing import Any
 from embertide import _store
 from embertide.trainer.config import FeatureConfig, ModelConfig
 from embertide.trainer.errors import FinalError
-from embertide.trainer.publish.bins import Bins, from_text, to_text
 from embertide.trainer.publish.folder import (
     MANIFEST,
     Publication,
@@ -25,12 +24,14 @@ from embertide.trainer.publish.folder import (
     sync_folder,
     write_synced,
 )
+from embertide.trainer.publish.request_columns import RequestColumns, from_text, to_text
 from embertide.trainer.sync.channel import ALONE, Channel
 
 PROGRAM = "dense/program.pt2"
 TENSORS = "dense/tensors.safetensors"
 TRANSFORMS = "dense/transforms.json"
 CONFIG = "dense/config.json"
+_NO_COLUMNS = RequestColumns()
 _BUCKET_FIELDS = ("path", "table", "bucket", "version", "rows", "bytes", "crc32c")
 
 
@@ -115,7 +116,7 @@ class SnapshotInfo:
         context: Names of the features and columns of DENSE that are the user's.
         former: The request layouts from before changes of the model, newest first, at most
             `MAX_FORMER`: nodes answer such requests too.
-        bins: Bins of the features that are bins, for who asks; written where there is a dense net.
+        columns: Those that clients make; written where there is a dense net.
     """
 
     model: str
@@ -132,7 +133,7 @@ class SnapshotInfo:
     heads: Sequence[str] = ()
     context: Sequence[str] = ()
     former: Sequence[Layout] = ()
-    bins: Sequence[Bins] = ()
+    columns: RequestColumns = _NO_COLUMNS
 
     @classmethod
     def of(
@@ -146,7 +147,7 @@ class SnapshotInfo:
         committed_ms: int = 0,
         generation: int = 0,
         former: Sequence[Layout] = (),
-        bins: Sequence[Bins] = (),
+        columns: RequestColumns = _NO_COLUMNS,
     ) -> "SnapshotInfo":
         """Describe a version of a model."""
         return cls(
@@ -164,7 +165,7 @@ class SnapshotInfo:
             heads=[head.name for head in config.heads] if config.outputs > 1 else (),
             context=config.context,
             former=former,
-            bins=bins,
+            columns=columns,
         )
 
 
@@ -280,8 +281,8 @@ def _write_dense(directory: Path, dense: DensePart, info: SnapshotInfo) -> list[
     if info.transforms is not None:
         write_synced(directory / TRANSFORMS, info.transforms.text.encode())
         files["transforms"] = TRANSFORMS
-    if info.bins:
-        write_synced(directory / CONFIG, to_text(info.bins).encode())
+    if info.columns:
+        write_synced(directory / CONFIG, to_text(info.columns).encode())
         files["config"] = CONFIG
     return [_dense_json(directory, role, path) for role, path in files.items()]
 
@@ -445,11 +446,11 @@ def read_transforms(directory: Path) -> _store.Transforms | None:
     return None if data is None else _store.Transforms(data)
 
 
-def read_bins(directory: Path) -> tuple[Bins, ...]:
-    """Return the bins of a snapshot's features; none of one that an older build wrote.
+def read_columns(directory: Path) -> RequestColumns:
+    """Return the columns that clients make; none of a snapshot that an older build wrote.
 
     Raises:
         SnapshotError: There is no snapshot, or the file is not what its manifest says.
     """
     data = _read_dense(directory, "config")
-    return () if data is None else from_text(data)
+    return RequestColumns() if data is None else from_text(data)

@@ -16,16 +16,16 @@ import numpy as np
 from embertide import _store
 from embertide.trainer.data.base import EventSchema
 from embertide.trainer.data.journal import journal_lines
-from embertide.trainer.publish.bins import Bins, bins_of, check_kept
 from embertide.trainer.publish.chain import Place
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.image import PublishedImage
 from embertide.trainer.publish.origin import FolderOrigin
+from embertide.trainer.publish.request_columns import Bins, RequestColumns, check_kept
 from embertide.trainer.publish.snapshot import (
     DensePart,
     SnapshotError,
     SnapshotInfo,
-    read_bins,
+    read_columns,
     read_manifest,
     schema_id,
     write_snapshot,
@@ -86,7 +86,7 @@ class Checkpointer:
         self._image = image
         self._channel = channel
         self._checkpointed = checkpointed
-        self._bins: tuple[Bins, ...] = ()
+        self._columns = RequestColumns()
         saved = start.saved
         self.base = None if saved is None else saved.snapshot
         self._changed = ChangedKeys() if saved is None else saved.changed  # since the base
@@ -119,8 +119,8 @@ class Checkpointer:
         """Return the number of the model's schema, as it is now."""
         return schema_id(self._info(VersionId(0, 0), 0), self._rows.tables)
 
-    def take_bins(self, schema: EventSchema) -> None:
-        """Have snapshots say which features of the events are bins; all ranks call it together.
+    def take_columns(self, schema: EventSchema) -> None:
+        """Have snapshots say which columns clients make of theirs; all ranks call it together.
 
         Raises:
             ConfigurationError: The newest snapshot has other edges for one of them.
@@ -128,7 +128,7 @@ class Checkpointer:
         with self._channel.together():
             if self._channel.first:
                 check_kept(self._published_bins(), schema)
-        self._bins = bins_of(schema)
+        self._columns = RequestColumns.of(schema)
 
     def note_changed(self, place: Place, keys: Keys) -> None:
         """Note rows that a version carries: an increment has their state."""
@@ -198,7 +198,7 @@ class Checkpointer:
         """Return the bins of the newest snapshot that can be read; none without one."""
         for version in reversed(self._publication.snapshots()):
             try:
-                return read_bins(self._publication.snapshot_path(version))
+                return read_columns(self._publication.snapshot_path(version)).bins
             except (SnapshotError, _store.StoreError, ValueError) as error:
                 log.warning("the bins of version %d cannot be read: %s", version.number, error)
         return ()
@@ -213,7 +213,7 @@ class Checkpointer:
             committed_ms=committed_ms,
             generation=self._state.generation,
             former=self._state.former,
-            bins=self._bins,
+            columns=self._columns,
         )
 
     def _dense_part(self, dense: bytes) -> DensePart:

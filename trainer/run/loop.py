@@ -366,7 +366,7 @@ class Trainer:
                 ": give RunConfig(labels=LabelJoin(...)) where they do, and there alone; and no"
                 " --behind-scorer with it"
             )
-        self.versions.take_bins(source.schema)
+        self.versions.take_columns(source.schema)
         source.remember_in(self.publication.path)
         with self._channel.together():
             if self.ranks.first:

@@ -194,13 +194,13 @@ class Versions:
         bf16 = {} if self._state.precision is None else {"bf16_refused": self._bf16_refused}
         return sent | self.checkpointer.counters() | left_out | bf16
 
-    def take_bins(self, schema: EventSchema) -> None:
-        """Have snapshots say which features of the events are bins; all ranks call it together.
+    def take_columns(self, schema: EventSchema) -> None:
+        """Have snapshots say which columns clients make of theirs; all ranks call it together.
 
         Raises:
             ConfigurationError: The newest snapshot has other edges for one of them.
         """
-        self.checkpointer.take_bins(schema)
+        self.checkpointer.take_columns(schema)
 
     def transforms_are_fitted(self) -> None:
         """Have versions name the schema that the state has now: transforms are a part of it."""

@@ -1,4 +1,4 @@
-"""Bins of amounts: snapshots say their edges, which a run keeps for as long as it goes on."""
+"""Columns that clients make: snapshots say bins, which a run keeps, and features of text."""
 
 import dataclasses
 import json
@@ -15,13 +15,13 @@ from embertide.trainer.data.base import EventSchema, FeatureColumn
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.embedding.store import store_table
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.publish.bins import Bins, bins_of, check_kept
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.publish.request_columns import Bins, RequestColumns, check_kept
 from embertide.trainer.publish.snapshot import (
     CONFIG,
     SnapshotError,
     SnapshotInfo,
-    read_bins,
+    read_columns,
     read_manifest,
     schema_id,
 )
@@ -30,6 +30,7 @@ from embertide.trainer.run.loop import Trainer
 EDGES = (0.5, 2.25, 9.1)
 SHOP = Shop(600, EDGES)
 BINS = (Bins(feature="it", dense=0, edges=EDGES),)
+COLUMNS = RequestColumns(bins=BINS)
 
 
 def newest(publication: Publication) -> Path:
@@ -54,7 +55,7 @@ def test_a_snapshot_says_them_to_who_serves_it(trained: Publication) -> None:
     snapshot = newest(trained)
     roles = [part["role"] for part in read_manifest(snapshot)["dense"]]
     assert roles == ["program", "tensors", "transforms", "config"]
-    assert read_bins(snapshot) == BINS == bins_of(SHOP.schema)
+    assert read_columns(snapshot) == COLUMNS == RequestColumns.of(SHOP.schema)
     told = json.loads(schema_of(snapshot))
     assert told["bins"] == [{"feature": "it", "dense": 0, "edges": [*EDGES]}]
     assert told["dense"]["names"][0] == "price"
@@ -65,21 +66,21 @@ def test_a_snapshot_says_them_to_who_serves_it(trained: Publication) -> None:
 def test_nodes_that_run_take_versions_with_them() -> None:
     tables = [store_table(RUN.model.tables[0], 0, 1)]
     info = SnapshotInfo.of(RUN.model, lineage=1, version=1, watermark_ms=0)
-    assert schema_id(dataclasses.replace(info, bins=BINS), tables) == schema_id(info, tables)
+    assert schema_id(dataclasses.replace(info, columns=COLUMNS), tables) == schema_id(info, tables)
 
 
 def test_a_run_goes_on_with_the_same(begun: Publication) -> None:
     train(RUN, SHOP, begun)
-    assert read_bins(newest(begun)) == BINS
+    assert read_columns(newest(begun)) == COLUMNS
 
 
 def test_a_run_that_told_none_tells_them_from_then_on(tmp_path: Path) -> None:
     publication = unserved(tmp_path / "pub")
     train(RUN, FirstEvents(Shop(600), 400), publication)
-    assert read_bins(newest(publication)) == ()
+    assert read_columns(newest(publication)) == RequestColumns()
     assert "bins" not in json.loads(schema_of(newest(publication)))
     train(RUN, SHOP, publication)
-    assert read_bins(newest(publication)) == BINS
+    assert read_columns(newest(publication)) == COLUMNS
 
 
 OTHERS = {
@@ -103,14 +104,31 @@ def test_other_bins_may_come_under_another_name() -> None:
     column = FeatureColumn(name="It2", column="price", transform="bin", edges=(1.0,))
     schema = EventSchema(features=(column,), label="y", dense=("age", "price"), ts="ts")
     check_kept(BINS, schema)
-    assert bins_of(schema) == (Bins(feature="it2", dense=1, edges=(1.0,)),)
+    assert RequestColumns.of(schema).bins == (Bins(feature="it2", dense=1, edges=(1.0,)),)
+
+
+def test_features_of_text_are_told_as_such(tmp_path: Path) -> None:
+    """So a client hashes what is text; a run's file by `init` says the kind of each feature."""
+    shop = Shop(600, EDGES)
+    first, *others = shop.schema.features
+    named = dataclasses.replace(first, kind="string")
+    folded = dataclasses.replace(named, rows=10)
+    assert RequestColumns.of(dataclasses.replace(shop.schema, features=(folded,))).texts == ()
+    shop.schema = dataclasses.replace(shop.schema, features=(named, *others))
+    publication = unserved(tmp_path / "pub")
+    train(RUN, FirstEvents(shop, 400), publication)
+    found = read_columns(newest(publication))
+    assert found == RequestColumns(bins=BINS, texts=(first.name.lower(),))
+    told = json.loads(schema_of(newest(publication)))
+    assert told["texts"] == [first.name.lower()]
+    assert {name for each in told["features"] for name in each} == {"name", "dim", "pooling"}
 
 
 def test_bins_that_are_not_what_was_written_are_not_told(begun: Publication) -> None:
     flip_byte(newest(begun) / CONFIG, -20)
     with pytest.raises(SnapshotError, match=r"config\.json is not what manifest\.json says of it"):
-        read_bins(newest(begun))
+        read_columns(newest(begun))
     with pytest.raises(ValueError, match=r"config\.json is not what manifest\.json says of it"):
         schema_of(newest(begun))
     train(RUN, SHOP, begun)
-    assert read_bins(newest(begun)) == BINS
+    assert read_columns(newest(begun)) == COLUMNS

@@ -1,8 +1,9 @@
-"""Features whose key is the bin of an amount: what a snapshot says of them.
+"""Columns of KEYS that a client makes of what its caller has: bins of amounts, keys of texts.
 
-A request has the amount in DENSE, and the bin's number in KEYS. So that nobody has to work it out
-by hand, a snapshot has the edges of the bins (docs/formats.md, Bins), nodes tell them to clients,
-and `embertide.Client` makes the column from the amount, by the comparison of `data/assemble.py`.
+A request has an amount in DENSE, and the number of its bin in KEYS; a text has its hash there. So
+that nobody has to work them out by hand, a snapshot has the edges of the bins and the names of
+features of text (docs/formats.md, Columns that clients make), nodes tell them to clients, and
+`embertide.Client` makes the columns, by the comparison and the hash of `data/assemble.py`.
 """
 
 import dataclasses
@@ -29,17 +30,44 @@ class Bins:
     edges: tuple[float, ...]
 
 
-def bins_of(schema: EventSchema) -> tuple[Bins, ...]:
-    """Return the bins of the events' features, under the names that models have."""
-    return tuple(
-        Bins(
-            feature=each.name.lower(),
-            dense=schema.dense.index(each.column),
-            edges=each.edges,
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RequestColumns:
+    """The columns of KEYS that clients make.
+
+    Attributes:
+        bins: Of amounts.
+        texts: Names of the features whose keys are hashes of texts, as of the model.
+    """
+
+    bins: tuple[Bins, ...] = ()
+    texts: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self.bins or self.texts)
+
+    @classmethod
+    def of(cls, schema: EventSchema) -> "RequestColumns":
+        """Return those of events, under the names that models have.
+
+        A feature is of text if its `FeatureColumn.kind` says so, as in what `init` writes, and its
+        keys are not folded to a number of rows.
+        """
+        bins = tuple(
+            Bins(
+                feature=each.name.lower(),
+                dense=schema.dense.index(each.column),
+                edges=each.edges,
+            )
+            for each in schema.features
+            if each.transform == "bin"
         )
-        for each in schema.features
-        if each.transform == "bin"
-    )
+        texts = (
+            each.name.lower()
+            for each in schema.features
+            if each.kind == "string" and each.transform in ("key", "keys") and not each.rows
+        )
+        return cls(bins=bins, texts=tuple(texts))
 
 
 def check_kept(published: Iterable[Bins], schema: EventSchema) -> None:
@@ -72,15 +100,17 @@ def _brief(edges: Sequence[float]) -> str:
     return f"({edges[0]}, {edges[1]}, ..., {edges[-1]}), {len(edges)} of them"
 
 
-def to_text(bins: Iterable[Bins]) -> str:
+def to_text(columns: RequestColumns) -> str:
     """Return the file of a snapshot that says them."""
-    return json.dumps({"format": 1, "bins": [dataclasses.asdict(each) for each in bins]}, indent=1)
+    said = {"format": 1, "bins": [dataclasses.asdict(each) for each in columns.bins]}
+    return json.dumps(said | ({"texts": columns.texts} if columns.texts else {}), indent=1)
 
 
-def from_text(text: bytes) -> tuple[Bins, ...]:
+def from_text(text: bytes) -> RequestColumns:
     """Read what `to_text` wrote."""
     said: dict[str, Any] = json.loads(text)
-    return tuple(
+    bins = (
         Bins(feature=each["feature"], dense=each["dense"], edges=tuple(each["edges"]))
         for each in said.get("bins", ())
     )
+    return RequestColumns(bins=tuple(bins), texts=tuple(said.get("texts", ())))
