@@ -379,11 +379,17 @@ class Driver:
         loads = self._nodes.loads(addresses)
         self.counts["load_not_answered"] += len(addresses) - len(loads)
         # Made here, since nobody waits for this thread.
-        columns = {name: bucket_columns(load) for name, load in loads.items()}
+        columns = {}
+        for name, load in loads.items():
+            try:
+                columns[name] = bucket_columns(load)
+            except ValueError as error:
+                self.counts["load_not_right"] += 1
+                _log.warning("node %s: its load is left out: %s", name, error)
 
         def take(some: Iterable[str], core: Control, now_ms: int) -> None:
             for name in some:
-                if core.fleet.get(name) is not None and name in loads:
+                if core.fleet.get(name) is not None and name in columns:
                     core.load(name, loads[name], now_ms, columns[name])
                 else:
                     core.loads.forget(name)

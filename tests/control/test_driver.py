@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from simulation import first_beat, make_node, make_registration, make_tables, make_versions
@@ -60,6 +61,38 @@ def make_driver(store: MemoryState, clock: Clock | None = None) -> Driver:
 def register(driver: Driver, node: plan_pb2.Node) -> control_pb2.RegisterNodeResponse:
     request = make_registration(node, make_tables(user=2))
     return driver.call(lambda core, now_ms: core.register(request, now_ms))
+
+
+class Loads(NoNodes):
+    """Nodes that answer with these loads."""
+
+    def __init__(self, **loads: node_pb2.NodeServiceGetLoadResponse) -> None:
+        self._loads = {name.replace("_", "-"): load for name, load in loads.items()}
+
+    def loads(self, addresses: dict[str, str]) -> dict[str, node_pb2.NodeServiceGetLoadResponse]:
+        return {name: self._loads[name] for name in addresses}
+
+
+@pytest.mark.parametrize("field", ["reads", "resident_bytes", "asked", "reads_by_source"])
+def test_a_load_that_cannot_be_right_is_left_out_and_the_others_are_taken(field: str) -> None:
+    """Its sums would wrap around, and one node would stop what is known of all."""
+    wrong, right = (node_pb2.NodeServiceGetLoadResponse(window_ms=5000) for _ in range(2))
+    huge: Any = (
+        {"reads_by_source": [0, 2**64 - 1]} if field == "reads_by_source" else {field: 2**64 - 1}
+    )
+    wrong.buckets.add(**huge)
+    right.buckets.add(reads=100)
+    options = ControlOptions(model="news", longest_deadline_ms=100)
+    nodes = Loads(node_0=wrong, node_1=right)
+    driver = Driver(options, MemoryState(), nodes, StoppedClock())
+    for name in ("node-0", "node-1"):
+        node = make_node(name)
+        register(driver, node)
+        driver.beat(first_beat(node))
+    driver.call(lambda core, now_ms: core.tick(now_ms))
+    driver.measure()
+    assert driver.call(lambda core, now_ms: [*core.loads.by_node]) == ["node-1"]
+    assert driver.counts["load_not_right"] == 1
 
 
 def test_the_older_of_two_refuses_nothing_and_confirms_nothing() -> None:

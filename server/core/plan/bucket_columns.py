@@ -52,20 +52,36 @@ _FIELDS = (
     "bytes_read",
 )
 _TIERS = 3
+MAX_TOTAL = 1 << 52  # of one node's buckets; 2,000 nodes fit 63 bits
 _sources = operator.attrgetter("reads_by_source")
 
 
 def bucket_columns(load: node_pb2.NodeServiceGetLoadResponse) -> BucketColumns:
-    """Return what a node reported of its buckets."""
+    """Return what a node reported of its buckets.
+
+    Raises:
+        ValueError: A count is beyond any that can be right, so sums over a fleet would wrap around.
+    """
     buckets, count = load.buckets, len(load.buckets)
-    columns = (np.fromiter(map(operator.attrgetter(f), buckets), np.int64, count) for f in _FIELDS)
+    columns = [
+        _checked(field, np.fromiter(map(operator.attrgetter(field), buckets), np.uint64, count))
+        for field in _FIELDS
+    ]
     return BucketColumns._make((*columns, _in_tier(load)))
+
+
+def _checked(field: str, counts: NDArray[np.uint64]) -> Counts:
+    total = float(counts.sum(dtype=np.float64))
+    if total > MAX_TOTAL:
+        raise ValueError(f"{field} of its buckets add up to {total:.4g}, beyond {MAX_TOTAL}")
+    return counts.astype(np.int64)
 
 
 def _in_tier(load: node_pb2.NodeServiceGetLoadResponse) -> Counts:
     """Return the first three of `reads_by_source`, which may have fewer entries."""
     lengths = np.fromiter(map(len, map(_sources, load.buckets)), np.int64, len(load.buckets))
-    flat = np.fromiter(itertools.chain.from_iterable(map(_sources, load.buckets)), np.int64)
+    listed = itertools.chain.from_iterable(map(_sources, load.buckets))
+    flat = _checked("reads_by_source", np.fromiter(listed, np.uint64))
     firsts = np.cumsum(lengths) - lengths
     found = np.zeros((_TIERS, len(lengths)), np.int64)
     for tier in range(_TIERS):
