@@ -1,7 +1,5 @@
 """`status`: what a node serves now, how a whole fleet is, or whether the trainer is alive."""
 
-import http.client
-import urllib.error
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,51 +7,20 @@ import redis
 import typer
 
 from embertide._common.commands import address
-from embertide._common.direct_http import open_url
 from embertide._common.redis_url import failure
 from embertide._common.reporting import report_errors
 from embertide._common.terminal import Table, print_json, say, show_table, time_text
 from embertide.server.adapters.bus import Bus
-from embertide.server.adapters.process import ProcessError, UsageError
+from embertide.server.adapters.process import ProcessError
 from embertide.server.cli.common_options import Json
 from embertide.server.cli.context import check_context
 from embertide.server.cli.control_client import TokenFile, calling
 from embertide.server.cli.fleet_view import faults, fleet_facts, show_fleet
 from embertide.server.cli.metrics_page import MetricsPage
+from embertide.server.cli.node_page import read_page
 from embertide.server.cli.trainer_view import trainer_facts, trainer_line
 
 _METRICS = "http://127.0.0.1:8002/metrics"
-_PAGE_BYTES_MAX = 64 << 20
-
-
-def _page(url: str) -> MetricsPage:
-    """Return a node's metrics.
-
-    Raises:
-        ProcessError: There are none.
-    """
-    try:
-        with open_url(url, 5) as reply:
-            page = MetricsPage(reply.read(_PAGE_BYTES_MAX).decode())
-    except (http.client.HTTPException, UnicodeDecodeError) as error:
-        raise ProcessError(
-            f"{url} is no page of metrics ({type(error).__name__}): give the node's metrics port "
-            "(8002), not that of gRPC (8001)"
-        ) from error
-    except urllib.error.HTTPError as error:
-        raise ProcessError(
-            f"{url} answers {error.code} {error.reason}: give --url http://HOST:8002/metrics"
-        ) from error
-    except ValueError as error:
-        raise UsageError(f"{error}: give --url http://HOST:8002/metrics") from error
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        raise ProcessError(
-            f"no node answers at {url} ({reason}): start one with `embertide serve`, or give --url"
-        ) from error
-    return page
-
-
 _DATES_FROM_MS = 365 * 86_400_000  # below a year after 1970 it is no clock's time
 
 
@@ -146,7 +113,7 @@ def command(
         if url is None:
             check_context()
         url = url or _METRICS
-        page = _page(url)
+        page = read_page(url, "/metrics", "metrics", MetricsPage)
         models = {name: page.model(name) for name in page.models()}
         if not models:
             raise ProcessError(

@@ -99,6 +99,7 @@ def test_help_names_every_command() -> None:
         ("control", "--expect-nodes"),
         ("reshard", "--planner"),
         ("hot", "--keys"),
+        ("slow", "--span"),
         ("node", "drain"),
         ("plan", "explain"),
         ("explain", "--snapshot"),
