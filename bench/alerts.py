@@ -14,6 +14,7 @@ Rounds go to rounds.jsonl as they end; --resume goes on there, so that a run can
 """
 
 import argparse
+import collections
 import dataclasses
 import itertools
 import json
@@ -27,7 +28,7 @@ from bench import parts
 from bench.monitored import Monitored
 from bench.report import CONSOLE, Row, measure
 from bench.servers import BUILD
-from embertide.server.cli.chaos.faults import Fault
+from embertide.server.cli.chaos.faults import NODES, Fault
 from embertide.server.cli.chaos.inject import Injector
 from embertide.server.cli.chaos.traffic import Asked
 from embertide.server.cli.common_options import DEFAULT_BACKENDS
@@ -41,6 +42,7 @@ _TOLD_S = 20.0  # from a fault's end until the timeline must tell of it
 _BIN_S = 10.0
 _HURT_SHARE = 0.01
 _WAIT_S = 0.1  # a request that takes longer made its caller wait: the bound of the alert
+_WELL_S = 60.0  # until a fleet is well again, as chaos has it
 _ENDED_S = 180.0  # until alerts have ended; their windows are a minute
 _LOOK_S = 0.5
 _ANSWERS = {"EmbertideRequestsFail", "EmbertideAnswersDegraded", "EmbertideAnswersSlow"}
@@ -225,7 +227,7 @@ class Site:
         fault = Fault(
             at_s=0.0, kind=case.kind, target=case.target, for_s=HOLD_S, amount=case.amount
         )
-        began_ms, began_s = round(time.time() * 1000), time.monotonic()
+        before, began_s = self._newest_event(), time.monotonic()
         fired_s: dict[str, float] = {}
         injector = Injector(self._chaos.fleet, self._chaos.replay, [fault], began_s)
         try:
@@ -242,8 +244,10 @@ class Site:
             while time.monotonic() < until_s and not fired_s:
                 self._look(fired_s, _LOOK_S)
         over_s = time.monotonic()
+        # Requests that fail until all is well again belong to the fault, not to the round after it.
+        self._site.holds(self._answers, _WELL_S)
         healed = self._chaos.run(seed, ())
-        told = self._told(case, began_ms) if case.events else None
+        told = self._told(case, before) if case.events else None
         return outcome(
             case,
             asked,
@@ -252,6 +256,12 @@ class Site:
             told=told,
             wrong=[*wrong, *healed.violations],
         )
+
+    def _answers(self) -> bool:
+        """Whether all nodes are ready, and what every client asked last was answered in full."""
+        ready = all(map(self._chaos.fleet.ready, NODES))
+        last = [each.last for each in self._chaos.traffic.clients]
+        return ready and all(each is not None and not is_bad(each) for each in last)
 
     @staticmethod
     def _may_end(case: Case) -> bool:
@@ -266,18 +276,25 @@ class Site:
         for name in self._site.prometheus.firing():
             fired_s.setdefault(name, time.monotonic())
 
-    def _told(self, case: Case, since_ms: int) -> bool:
-        """Whether the timeline tells of a fault."""
-
-        def tells() -> bool:
+    def _events(self) -> list[control_pb2.FleetEvent]:
+        """Return the newest events; none while no control plane answers."""
+        try:
             request = control_pb2.ListEventsRequest(page_size=100)
-            try:
-                events = self._caller.call("ListEvents", request).events
-            except CallError:
-                return False
-            return any(each.at_ms >= since_ms and each.name in case.events for each in events)
+            return list(self._caller.call("ListEvents", request).events)
+        except CallError:
+            return []
 
-        return self._site.holds(tells, _TOLD_S)
+    def _newest_event(self) -> int:
+        return max((each.number for each in self._events()), default=0)
+
+    def _told(self, case: Case, before: int) -> bool:
+        """Whether the timeline tells of a fault in an event after that of a number."""
+        return self._site.holds(
+            lambda: any(
+                each.number > before and each.name in case.events for each in self._events()
+            ),
+            _TOLD_S,
+        )
 
 
 def rows_of(rounds: Sequence[Outcome]) -> list[Row]:
@@ -360,9 +377,9 @@ def _measure(given: argparse.Namespace) -> Iterator[Row]:
             for number in range(faults, given.rounds):
                 if time.monotonic() > until_s:
                     break
-                # All kinds, in another order each time.
-                order = random.Random(number // len(cases)).sample(cases, len(cases))
-                note(site.run(order[number % len(cases)], number))
+                had = collections.Counter(each.case for each in done)
+                order = random.Random(number).sample(cases, len(cases))
+                note(site.run(min(order, key=lambda case: had[case.name]), number))
                 if not site.calm():
                     CONSOLE.print(f"still firing: {sorted(monitored.prometheus.firing())}")
         finally:
