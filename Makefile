@@ -257,7 +257,7 @@ bench-rank: dev ## the dense net rewritten for one user and many candidates, bes
 bench-sync: dev cpp ## strategies of synchronisation: bytes, quality, cost, over a wire; PARTS="dct ranks agree wire virtual pods", NEWS=clicks.parquet, CRITEO=ads.parquet, KUBECONFIG=file
 	$(BIN)/python -m bench.sync $(or $(PARTS),dct ranks agree wire virtual $(if $(KUBECONFIG),pods)) --kubeconfig "$(KUBECONFIG)" $(if $(NEWS),--news "$(NEWS)") $(if $(CRITEO),--criteo "$(CRITEO)")
 
-bench-search: dev ## the simulator of a training step and the search for its plan; PARTS="simulator tiny larger"; ten minutes; pipe, named, takes ten more
+bench-search: dev ## the simulator of a training step and the search for its plan; PARTS="simulator tiny larger"; ten minutes; pipe and measured, named, take ten and twenty more
 	$(BIN)/python -m bench.search $(PARTS)
 
 perf-check: dev cpp ## perf_analyzer drives lookup and ranking by gRPC and HTTP

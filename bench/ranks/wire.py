@@ -13,7 +13,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,12 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 _OURS = "bench.ranks.ours"
-_RATE = "1gbit"
+_RATE, _BURST = "1gbit", "128kb"
 _BYTES_PER_S = 1e9 / 8
 # Of TCP over IPv4 and Ethernet: 1,448 bytes of 1,538 on the wire are ours.
 _PAYLOAD = 1448 / 1538
 _BAR = 0.9
+_TIMEOUT_S = 1200
 # Samples of a batch, and how rows and gradients travel.
 _CASES = ((4096, "fp32"), (16_384, "fp32"), (16_384, "fp16"))
 _BESIDE = ("words", "bench")  # not of a step
@@ -45,8 +46,13 @@ def _ip(*arguments: str) -> None:
 
 
 @contextlib.contextmanager
-def _wire(rate: str) -> Iterator[tuple[list[str], list[str]]]:
-    """Give two namespaces, joined by a wire of a rate of `tc` each way, and their addresses."""
+def _wire(rate: str, burst: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Give two namespaces, joined by a wire each way, and their addresses.
+
+    Args:
+        rate: The wire's, for `tc`.
+        burst: Bytes that pass at once after a pause, for `tc`.
+    """
     if os.geteuid() != 0 or not shutil.which("tc"):
         raise BenchError("network namespaces need root, ip and tc (iproute2)")
     tag = secrets.token_hex(3)
@@ -62,18 +68,20 @@ def _wire(rate: str) -> Iterator[tuple[list[str], list[str]]]:
             _ip("-n", name, "link", "set", link, "up")
             _ip("-n", name, "link", "set", "lo", "up")
             tc = ["tc", "qdisc", "add", "dev", link, "root", "tbf", "rate", rate]
-            tc += ["burst", "128kb", "latency", "50ms"]
+            tc += ["burst", burst, "latency", "50ms"]
             subprocess.run(["ip", "netns", "exec", name, *tc], check=True, capture_output=True)
         yield names, links
 
 
-def over_the_wire(arguments: list[str], rate: str = _RATE) -> dict[str, Any]:
-    """Run our step in two namespaces and return what rank 0 printed.
+def over_the_wire(
+    arguments: Sequence[str], rate: str = _RATE, module: str = _OURS, burst: str = _BURST
+) -> dict[str, Any]:
+    """Run a module, our step by default, in two namespaces and return what rank 0 printed.
 
     Raises:
         BenchError: There are no namespaces to be had, or a rank failed.
     """
-    with _wire(rate) as (names, links):
+    with _wire(rate, burst) as (names, links):
         ranks: list[subprocess.Popen[str]] = []
         for number, (name, link) in enumerate(zip(names, links, strict=True)):
             environment = os.environ | {
@@ -84,7 +92,7 @@ def over_the_wire(arguments: list[str], rate: str = _RATE) -> dict[str, Any]:
                 "MASTER_PORT": "29500",
                 "GLOO_SOCKET_IFNAME": link,
             }
-            command = ["ip", "netns", "exec", name, sys.executable, "-m", _OURS, *arguments]
+            command = ["ip", "netns", "exec", name, sys.executable, "-m", module, *arguments]
             ranks.append(
                 subprocess.Popen(
                     command,
@@ -95,7 +103,7 @@ def over_the_wire(arguments: list[str], rate: str = _RATE) -> dict[str, Any]:
                     text=True,
                 )
             )
-        said = [rank.communicate(timeout=600) for rank in ranks]
+        said = [rank.communicate(timeout=_TIMEOUT_S) for rank in ranks]
         for rank, (_, error) in zip(ranks, said, strict=True):
             if rank.returncode:
                 raise BenchError(f"a rank ended with {rank.returncode}: {error[-2000:]}")

@@ -1,7 +1,8 @@
 """The simulator of a step and the search for a plan of ranks: `make bench-search PARTS="tiny"`.
 
-Profiles are drawn or assumed (bench/search/profiles.py), so no part needs ranks that run. `pipe`
-measures steps over an SSD (bench/search/pipe.py), with nothing else at work.
+Profiles are drawn or assumed (bench/search/profiles.py), but for `measured`, which compares with
+steps of two ranks (bench/search/measured.py). `pipe` measures steps over an SSD
+(bench/search/pipe.py), with nothing else at work.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from bench import parts, report
-from bench.search import pipe
+from bench.search import measured, pipe
 from bench.search.profiles import criteo, tiny
 from embertide.trainer.config import Codecs
 from embertide.trainer.config.sync import AllReduce
@@ -209,7 +210,13 @@ if __name__ == "__main__":
         parts.main(
             "bench.search",
             "The search for a plan",
-            {"simulator": _simulator, "tiny": _tiny, "larger": _larger, "pipe": pipe.run},
+            {
+                "simulator": _simulator,
+                "tiny": _tiny,
+                "larger": _larger,
+                "pipe": pipe.run,
+                "measured": measured.run,
+            },
             __doc__,
             _options(),
             usual=("simulator", "tiny", "larger"),

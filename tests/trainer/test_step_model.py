@@ -142,8 +142,32 @@ def test_a_rank_that_was_not_measured_is_taken_to_be_as_the_slowest() -> None:
     made = profile(ranks=(fast, slow))
     assert made.rank(1) is slow
     assert made.rank(7) == RankProfile(
-        pace=2.0, bytes_per_s=1e6, latency_s=0.1, sum_bytes_per_s=1e6
+        pace=2.0,
+        bytes_per_s=1e6,
+        together_bytes_per_s=2e6,
+        latency_s=0.1,
+        sum_bytes_per_s=1e6,
     )
+
+
+def test_a_kind_of_work_has_a_pace_of_its_own() -> None:
+    work = dataclasses.replace(NO_WORK, lookup_s=0.001, update_s=0.001)
+    slow = dataclasses.replace(LINK, paces={"update": 5.0})
+    at_first, at_second = _owners(2, [0], [0]), _owners(2, [1], [1])
+    even, uneven = (profile(ranks=(LINK, each), work=work) for each in (LINK, slow))
+    assert _step_s(uneven, at_first) == pytest.approx(_step_s(even, at_first))
+    # Two ranks ask 500 keys of each of two tables: 2,000 updates take four times as long more.
+    more = _step_s(uneven, at_second) - _step_s(even, at_second)
+    assert more == pytest.approx(4 * 2000 * 0.001)
+
+
+def test_a_link_whose_directions_share_it_takes_as_long_for_both() -> None:
+    shared = dataclasses.replace(LINK, together_bytes_per_s=1e6)
+    spread, whole = _owners(2, [0], [1]), _owners(2, [0], [0])
+    of_each, of_both = (profile(ranks=(each, each)) for each in (LINK, shared))
+    # Rows and gradients all go one way: nothing else is on it then.
+    assert _step_s(of_both, whole) == pytest.approx(_step_s(of_each, whole), rel=0.1)
+    assert _step_s(of_both, spread) == pytest.approx(2 * _step_s(of_each, spread), rel=0.2)
 
 
 # --- the file -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from embertide.trainer.__main__ import app
 from embertide.trainer.config import FeatureConfig, LocalSGD, ModelConfig, RunConfig, TableConfig
 from embertide.trainer.data.base import Batch
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.lab.step_profile import machine, measure
+from embertide.trainer.run.step_profile import machine, measure
 from embertide.trainer.sync.placing import profile as profiles
 from embertide.trainer.sync.placing.search import usual
 from embertide.trainer.sync.placing.step import StepModel, Strategy
@@ -68,6 +68,15 @@ def test_a_profile_is_measured_and_explains_the_step_that_was_measured() -> None
     assert made.layers
     model = StepModel(made, 1)
     assert model.step_s(Strategy(usual(made, 1))) >= 0.99 * made.step_s
+
+
+@pytest.mark.parametrize("step_s", [1e-5, 10.0])
+def test_a_step_that_a_run_has_measured_is_explained_exactly(step_s: float) -> None:
+    owners = usual(measure(_RUN, _batches(4), Ranks.alone()), 1)
+    made = measure(_RUN, _batches(4), Ranks.alone(), owners=owners, step_s=step_s)
+    assert made.step_s == step_s
+    assert StepModel(made, 1).step_s(Strategy(owners)) == pytest.approx(step_s, rel=1e-6)
+    assert made.work.step_s == pytest.approx(max(0.0, step_s - 0.1), abs=0.1)
 
 
 def test_steps_that_cannot_be_measured_are_refused() -> None:

@@ -16,6 +16,7 @@ from embertide._common.terminal import print_json, say
 from embertide.trainer.errors import ConfigurationError
 
 _EVALUATIONS = 100_000  # more than any search of a minute times
+_STARVED = 3  # times its CPU time by the clock, after which a search ends that others leave none
 _SHOWN = 6
 
 
@@ -26,7 +27,12 @@ def command(
         Path | None, typer.Option(dir_okay=False, help="Search, and write the plan here.")
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Explain this plan; without it, the usual.")
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="Explain this plan; without it, the usual. With --output, the run's: a plan that "
+            "is found has to be better.",
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Draw the step's timeline here.")
@@ -47,7 +53,7 @@ def command(
     with report_errors(as_json):
         from embertide.trainer.eval.picture import new_picture
         from embertide.trainer.lab import step_picture
-        from embertide.trainer.lab.step_profile import machine
+        from embertide.trainer.run.step_profile import machine
         from embertide.trainer.sync.placing import profile as profiles
         from embertide.trainer.sync.placing import search
         from embertide.trainer.sync.placing.step import StepModel, Strategy
@@ -59,20 +65,22 @@ def command(
             profiles.check_machine(made, machine())
         space = search.Space(profile=made, ranks=(ranks,))
         model = StepModel(made, ranks)
-        usual = Strategy(search.usual(made, ranks))
-        usual_s = model.step_s(usual)
         buckets = {table.name: len(table.load_P) for table in made.tables}
+        usual = Strategy(search.usual(made, ranks))
         strategy = usual if plan is None else Strategy(read_for(plan, buckets, ranks))
+        if output is not None:
+            usual = strategy
+        usual_s = model.step_s(usual)
         said: dict[str, Any] = {"ranks": ranks, "usual_s": usual_s, "measured_s": made.step_s}
         if output is not None:
             os.nice(5)  # the run that it is for may be at work beside it
-            began = time.process_time()
-            found = search.metropolis(
-                space,
-                _EVALUATIONS,
-                seed,
-                used=lambda: (time.process_time() - began) / seconds,
-            )
+            began, began_at = time.process_time(), time.monotonic()
+
+            def used() -> float:
+                waited_s = time.monotonic() - began_at
+                return max((time.process_time() - began) / seconds, waited_s / (_STARVED * seconds))
+
+            found = search.metropolis(space, _EVALUATIONS, seed, used=used)
             if not found.step_s < usual_s:
                 found = dataclasses.replace(found, strategy=usual, step_s=usual_s)
             strategy = found.strategy

@@ -41,7 +41,7 @@ def command(
         sys.exit(launch(nproc, 0, sys.argv[1:]))
     with report_errors(as_json):
         from embertide.trainer.data.crosses import crossed
-        from embertide.trainer.lab.step_profile import measure
+        from embertide.trainer.run.step_profile import measure
         from embertide.trainer.sync.placing.profile import write
         from embertide.trainer.sync.ranks import Ranks
 

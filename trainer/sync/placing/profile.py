@@ -100,15 +100,30 @@ class RankProfile:
 
     Attributes:
         pace: Times that work takes here what `WorkProfile` and layers say.
-        bytes_per_s: Bandwidth of its link, in each direction.
+        paces: The same of a kind of work that has a pace of its own, by name: "net", or a cost of
+            `WorkProfile` without its unit, as "lookup".
+        bytes_per_s: Bandwidth of its link in one direction, while the other is idle.
+        together_bytes_per_s: Bandwidth of both directions at once, added up; 0: each has all of
+            `bytes_per_s`.
         latency_s: Latency of a message.
         sum_bytes_per_s: Bandwidth of its link in an all-reduce, including the time to add up.
     """
 
     pace: float = 1.0
+    paces: Mapping[str, float] = dataclasses.field(default_factory=dict)
     bytes_per_s: float
+    together_bytes_per_s: float = 0.0
     latency_s: float
     sum_bytes_per_s: float
+
+    def exchange_s(self, sent: float, got: float) -> float:
+        """Return what it takes to send some bytes while others come."""
+        together = (sent + got) / self.together_bytes_per_s if self.together_bytes_per_s else 0.0
+        return max(sent / self.bytes_per_s, together)
+
+    def pace_of(self, kind: str) -> float:
+        """Return times that a kind of work takes here what the profile says."""
+        return self.paces.get(kind, self.pace)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,9 +206,14 @@ class Profile:
         """Return a rank's profile; of one that was not there, that of the slowest that was."""
         if number < len(self.ranks):
             return self.ranks[number]
+        kinds = {kind for each in self.ranks for kind in each.paces}
         return RankProfile(
             pace=max(each.pace for each in self.ranks),
+            paces={kind: max(each.pace_of(kind) for each in self.ranks) for kind in sorted(kinds)},
             bytes_per_s=min(each.bytes_per_s for each in self.ranks),
+            together_bytes_per_s=min(
+                each.together_bytes_per_s or 2 * each.bytes_per_s for each in self.ranks
+            ),
             latency_s=max(each.latency_s for each in self.ranks),
             sum_bytes_per_s=min(each.sum_bytes_per_s for each in self.ranks),
         )

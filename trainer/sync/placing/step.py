@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from embertide.trainer.config import Codecs
 from embertide.trainer.config.sync import DCT, AllReduce
-from embertide.trainer.sync.placing.profile import Profile
+from embertide.trainer.sync.placing.profile import Profile, RankProfile
 from embertide.trainer.sync.placing.timeline import Task, Timeline
 from embertide.trainer.sync.plan import EVERYWHERE, Ownership
 
@@ -259,46 +259,49 @@ class StepModel:
         sums = self._sum_bytes(strategy.sync)
         for r in range(self.ranks):
             at = profile.rank(r)
-            pace = at.pace
             own_D, rest_D = own_RD[r], rest_RD[r]
-            row_codec = work.codec_s.get(rows, 0.0)
-            gradient_codec = work.codec_s.get(gradients, 0.0)
+            row_codec = at.pace * work.codec_s.get(rows, 0.0)
+            gradient_codec = at.pace * work.codec_s.get(gradients, 0.0)
+            lookup_s, pool_s = (
+                work.lookup_s * at.pace_of("lookup"),
+                work.pool_s * at.pace_of("pool"),
+            )
+            update_s, give_s = (
+                work.update_s * at.pace_of("update"),
+                work.give_s * at.pace_of("give"),
+            )
+            select_s = work.select_s * at.pace if is_dct and others else 0.0
 
-            def core(kind: str, seconds: float, rank: int = r, pace: float = pace) -> None:
-                costs[kind, rank] = (seconds * pace, 0.0)
+            def core(kind: str, seconds: float, rank: int = r) -> None:
+                costs[kind, rank] = (seconds, 0.0)
 
             def link(
-                kind: str,
-                sent: float,
-                got: float,
-                rank: int = r,
-                bytes_per_s: float = at.bytes_per_s,
-                latency_s: float = at.latency_s,
+                kind: str, sent: float, got: float, rank: int = r, at: RankProfile = at
             ) -> None:
-                took = got / bytes_per_s
-                costs[f"{kind} out", rank] = (sent / bytes_per_s + latency_s * bool(others), 0.0)
-                costs[f"{kind} in", rank] = (took, took)
+                took = at.exchange_s(sent, got) + at.latency_s * bool(others)
+                costs[f"{kind} out", rank] = (took, 0.0)
+                costs[f"{kind} in", rank] = (got / at.bytes_per_s, got / at.bytes_per_s)
 
-            core("route", keys * work.route_s)
-            core("publish", work.publish_s)
+            core("route", keys * work.route_s * at.pace_of("route"))
+            core("publish", work.publish_s * at.pace)
             costs["late rows", r] = (
                 work.late_s * (own_D[5] * self.ranks + copied_D[5]) if work.late_s else 0.0,
                 0.0,
             )
             looked = own_D[0] * self.ranks + copied_D[0]
             core("other", work.step_s)
-            core("lookup", looked * work.lookup_s + own_D[2] * others * row_codec)
-            core("pool", keys * work.pool_s + rest_D[2] * row_codec)
+            core("lookup", looked * lookup_s + own_D[2] * others * row_codec)
+            core("pool", keys * pool_s + rest_D[2] * row_codec)
             for n, each in layer:
-                core(f"forward {n}", self._part * each.forward_s)
-                core(f"backward {n}", self._part * each.backward_s)
+                core(f"forward {n}", self._part * each.forward_s * at.pace_of("net"))
+                core(f"backward {n}", self._part * each.backward_s * at.pace_of("net"))
             sent_floats = rest_D[4] + copied_D[4] * bool(others)
-            core("give", keys * work.give_s + sent_floats * gradient_codec)
-            core("select", parameters * work.select_s * self.ranks if is_dct and others else 0.0)
-            core("adam", parameters * work.adam_s)
+            core("give", keys * give_s + sent_floats * gradient_codec)
+            core("select", parameters * select_s * self.ranks)
+            core("adam", parameters * work.adam_s * at.pace_of("adam"))
             got_floats = (own_D[4] + copied_D[4]) * others
             updates = (own_D[0] + copied_D[0]) * self.ranks
-            core("apply", updates * work.update_s + got_floats * gradient_codec)
+            core("apply", updates * update_s + got_floats * gradient_codec)
             lengths = _LENGTH_BYTES * len(profile.tables) * others
             link(
                 "keys",

@@ -39,14 +39,16 @@ from embertide.trainer.sync.placing.profile import (
     TableProfile,
     WorkProfile,
 )
-from embertide.trainer.sync.placing.search import usual
 from embertide.trainer.sync.placing.step import StepModel, Strategy
+from embertide.trainer.sync.plan import Ownership
 from embertide.trainer.sync.ranks import Ranks
 
-_REPETITIONS = 7
+MIN_BATCHES = 4
+_REPETITIONS = 9
 _PARTS = (1, 2, 4, 8, 16, 32, 64)  # of a batch, in which distinct keys are counted
 _COUNTED = 8  # batches in which they are
-_SMALL_BYTES, _LARGE_BYTES = 1 << 10, 4 << 20
+_SMALL_BYTES = 1 << 10
+_MIN_BYTES, _MAX_BYTES = 64 << 10, 4 << 20  # by which bandwidth is measured
 _CODED = 1 << 18  # numbers that codecs are measured by
 _CODECS: tuple[Codec, ...] = ("fp16", "bf16", "int8")
 _ALONE = RankProfile(bytes_per_s=1e9, latency_s=1e-4, sum_bytes_per_s=1e9)
@@ -65,31 +67,41 @@ def machine() -> str:
     return f"{model}, {os.cpu_count()} cores"
 
 
-def measure(run: RunConfig, batches: Sequence[Batch], ranks: Ranks) -> Profile:
+def measure(
+    run: RunConfig,
+    batches: Sequence[Batch],
+    ranks: Ranks,
+    *,
+    owners: Ownership | None = None,
+    step_s: float = 0.0,
+) -> Profile:
     """Take a step for each batch, and return the profile, the same on all ranks.
 
     Args:
         run: Its rows begin empty; nothing is published.
         batches: Batches of the run's events, four or more; all ranks give the same.
         ranks: Those that take steps together.
+        owners: Who owns what; None: as in a fresh run without a plan.
+        step_s: A step of the run itself, as it was measured; 0: the steps taken here say.
 
     Raises:
         ConfigurationError: There are too few batches, or the run is one whose steps cannot be
             measured so: with lists, sequences or a strategy whose ranks are apart.
         RankLostError: A rank is gone.
     """
-    _check(run, batches)
+    check_run(run)
+    _check_batches(run, batches)
     assert not isinstance(run.sync, AsynchronousSync)
-    learner = Learner(run, ranks)
+    learner = Learner(run, ranks, owners)
     batches = list(learner.warm_up(iter(batches)))
-    step_s = _take_steps(learner, batches)
+    took_s = take_steps(learner, batches)
     batch = batches[-1]
     begin, end = part_of(batch, ranks.rank, ranks.size)
     work, layers = _work(learner, batch, begin, end)
     mine = {
         "work": dataclasses.asdict(work),
         "layers": [dataclasses.asdict(layer) for layer in layers],
-        "link": dataclasses.asdict(_link(ranks)),
+        "link": dataclasses.asdict(_link(ranks, _row_bytes(learner, batch, ranks))),
     }
     every = ranks.channel("profile").gather(mine)
     first = WorkProfile(**every[0]["work"])
@@ -101,21 +113,53 @@ def measure(run: RunConfig, batches: Sequence[Batch], ranks: Ranks) -> Profile:
         layers=tuple(LayerProfile(**layer) for layer in every[0]["layers"]),
         rows_enter=_rows_enter(layers),
         ranks=tuple(
-            dataclasses.replace(RankProfile(**each["link"]), pace=_pace(every[0], each))
+            dataclasses.replace(
+                RankProfile(**each["link"]),
+                paces=(paces := _paces(every[0], each)),
+                pace=statistics.median(paces.values()) if paces else 1.0,
+            )
             for each in every
         ),
         work=first,
         budget_bytes=run.ddr_budget_bytes,
-        step_s=max(ranks.channel("profile").gather(step_s)),
+        step_s=max(ranks.channel("profile").gather(step_s or took_s)),
     )
-    parts_s = StepModel(profile, ranks.size).step_s(
-        Strategy(usual(profile, ranks.size), run.sync, run.codecs)
-    )
+    return _explained(profile, Strategy(learner.rows.ownership, run.sync, run.codecs))
+
+
+def _explained(profile: Profile, strategy: Strategy) -> Profile:
+    """Return a profile by which a strategy's step takes what was measured.
+
+    What the parts lack of it counts once a step. Parts that take longer by themselves than the step
+    did, as others were at work meanwhile, are all taken to have taken less.
+    """
+    parts_s = StepModel(profile, len(profile.ranks)).step_s(strategy)
+    work = profile.work
+    if parts_s > profile.step_s:
+        share = profile.step_s / parts_s
+        codec_s = {name: share * cost for name, cost in work.codec_s.items()}
+        costs = dataclasses.asdict(work)
+        work = WorkProfile(
+            **{n: share * c for n, c in costs.items() if n != "codec_s"}, codec_s=codec_s
+        )
+        layers = tuple(
+            dataclasses.replace(
+                layer, forward_s=share * layer.forward_s, backward_s=share * layer.backward_s
+            )
+            for layer in profile.layers
+        )
+        profile = dataclasses.replace(profile, work=work, layers=layers)
+        parts_s = StepModel(profile, len(profile.ranks)).step_s(strategy)
     rest_s = max(0.0, profile.step_s - parts_s)
-    return dataclasses.replace(profile, work=dataclasses.replace(first, step_s=rest_s))
+    return dataclasses.replace(profile, work=dataclasses.replace(work, step_s=rest_s))
 
 
-def _check(run: RunConfig, batches: Sequence[Batch]) -> None:
+def check_run(run: RunConfig) -> None:
+    """Refuse a run whose steps cannot be measured.
+
+    Raises:
+        ConfigurationError: The message says why.
+    """
     if isinstance(run.sync, AsynchronousSync):
         raise ConfigurationError(
             f"sync is {type(run.sync).__name__}, whose ranks take no step together: measure with"
@@ -125,10 +169,13 @@ def _check(run: RunConfig, batches: Sequence[Batch]) -> None:
         raise ConfigurationError(
             f"model {run.model.name!r} has lists or sequences, whose steps cannot be measured yet"
         )
-    if len(batches) < 4:
+
+
+def _check_batches(run: RunConfig, batches: Sequence[Batch]) -> None:
+    if len(batches) < MIN_BATCHES:
         raise ConfigurationError(
-            f"there are events for {len(batches)} batches of {run.batch_size}: give events for 4"
-            " or more"
+            f"there are events for {len(batches)} batches of {run.batch_size}: give events for"
+            f" {MIN_BATCHES} or more"
         )
 
 
@@ -138,7 +185,7 @@ def _cores() -> int:
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
-def _take_steps(learner: Learner, batches: Sequence[Batch]) -> float:
+def take_steps(learner: Learner, batches: Sequence[Batch]) -> float:
     """Take a step for each batch, and return what one takes; keys of the next travel meanwhile."""
     took: list[float] = []
     following = iter(batches[1:])
@@ -162,13 +209,14 @@ def _take_steps(learner: Learner, batches: Sequence[Batch]) -> float:
     return statistics.median(took[len(took) // 2 :])
 
 
-def _median_s(work: Callable[[], object]) -> float:
+def _cost_s(work: Callable[[], object]) -> float:
+    """Return what some work takes: the lower quartile, for what else is at work only adds to it."""
     took = []
     for _ in range(_REPETITIONS):
         began = time.perf_counter()
         work()
         took.append(time.perf_counter() - began)
-    return statistics.median(took)
+    return sorted(took)[len(took) // 4]
 
 
 def _work(
@@ -192,7 +240,7 @@ def _work(
     bags: list[tuple[int, NDArray[np.int64], NDArray[np.uint32] | None]] = [
         (table, keys_B, None) for table, keys_B in zip(tables, keys_FB, strict=True)
     ]
-    route_s = _median_s(lambda: router.route(bags))
+    route_s = _cost_s(lambda: router.route(bags))
     routed = router.route(bags)
     keys_T = np.split(routed.keys, np.cumsum(routed.lengths)[:-1])
     if rows.exchange is not None:
@@ -202,17 +250,17 @@ def _work(
         (t, keys_U, None, "sum", np.empty((len(keys_U), widths[t]), np.float32))
         for t, keys_U in own
     ]
-    lookup_s = _median_s(lambda: rows.store.lookup_bags(lookups, threads=run.threads, places=True))
+    lookup_s = _cost_s(lambda: rows.store.lookup_bags(lookups, threads=run.threads, places=True))
     floats = int(np.dot(routed.lengths, widths))
     outs = [("sum", np.empty((end - begin, widths[t]), np.float32)) for t in tables]
-    pool_s = _median_s(lambda: routed.pool(np.zeros(floats, np.float32), outs))
+    pool_s = _cost_s(lambda: routed.pool(np.zeros(floats, np.float32), outs))
     pieces = [(None, np.zeros((end - begin, dims[t]), np.float32)) for t in tables]
-    give_s = _median_s(lambda: routed.sum(pieces))
+    give_s = _cost_s(lambda: routed.sum(pieces))
     gradients: list[_store.BagGradients] = [
         (t, keys_U, None, np.zeros((len(keys_U), dims[t]), np.float32), None) for t, keys_U in own
     ]
     optimizer = run.optimizer
-    update_s = _median_s(
+    update_s = _cost_s(
         lambda: rows.store.apply_gradients(
             gradients,
             learning_rate=optimizer.sparse_learning_rate,
@@ -224,7 +272,7 @@ def _work(
             threads=run.threads,
         )
     )
-    adam_s = _median_s(learner.optimizer.step)
+    adam_s = _cost_s(learner.optimizer.step)
     found = max(1, sum(len(keys_U) for _, keys_U in own))
     keys = keys_FB.size
     layers = _layers(learner, batch, begin, end)
@@ -245,8 +293,8 @@ def _codec_s(name: Codec) -> float:
     values = np.random.default_rng(1).standard_normal(_CODED).astype(np.float32)
     blocks = [Block(_CODED // 64, 64)]
     sent = codec.encode(name, values, blocks)
-    took = _median_s(lambda: codec.encode(name, values, blocks))
-    took += _median_s(lambda: codec.decode(name, sent, blocks))
+    took = _cost_s(lambda: codec.encode(name, values, blocks))
+    took += _cost_s(lambda: codec.decode(name, sent, blocks))
     return took / 2 / _CODED
 
 
@@ -315,39 +363,77 @@ def _rows_enter(layers: Iterable[LayerProfile]) -> int:
     return at
 
 
-def _pace(first: dict[str, Any], other: dict[str, Any]) -> float:
-    """Return times that a rank's work takes what the first one's does, in the mean of parts."""
-    names = ("route_s", "lookup_s", "pool_s", "give_s", "update_s", "adam_s")
-    ratios = [
-        other["work"][name] / first["work"][name] for name in names if first["work"][name] > 0
-    ]
-    for mine, its in zip(first["layers"], other["layers"], strict=True):
-        if mine["forward_s"] > 0:
-            ratios.append(its["forward_s"] / mine["forward_s"])
-    return statistics.median(ratios) if ratios else 1.0
+def _costs_of(measured: dict[str, Any]) -> dict[str, float]:
+    """Return what each kind of work costs a rank."""
+    kinds = ("route", "lookup", "pool", "give", "update", "adam")
+    costs = {kind: float(measured["work"][f"{kind}_s"]) for kind in kinds}
+    return {**costs, "net": sum(of["forward_s"] + of["backward_s"] for of in measured["layers"])}
 
 
-def _link(ranks: Ranks) -> RankProfile:
-    """Measure this rank's link while all send."""
+def _paces(first: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
+    """Return times that each kind of a rank's work takes what the first one's does."""
+    mine, its = _costs_of(first), _costs_of(other)
+    return {kind: its[kind] / cost for kind, cost in mine.items() if cost > 0}
+
+
+def _row_bytes(learner: Learner, batch: Batch, ranks: Ranks) -> int:
+    """Return about what a rank sends another for the rows of a step, the same on all ranks."""
+    columns = learner.run.model.columns
+    distinct = {
+        table.name: len(
+            np.unique(batch.keys_BF[:, [f for f, c in enumerate(columns) if c.table == table.name]])
+        )
+        for table in learner.run.model.tables
+    }
+    floats = sum(table.width * distinct[table.name] for table in learner.run.model.tables)
+    return min(max(4 * floats // ranks.size**2, _MIN_BYTES), _MAX_BYTES)
+
+
+def _less(took_s: float, latency_s: float) -> float:
+    """Return a time without its latency, of which a measurement may have had less."""
+    return max(took_s - latency_s, took_s / 2)
+
+
+def _link(ranks: Ranks, size: int) -> RankProfile:
+    """Measure this rank's link while all send, by messages of a size as a step's.
+
+    What is larger may travel at another rate: of a wire that lets so much pass at once, or that
+    loses what it has no room for.
+    """
     if ranks.size == 1:
         return _ALONE
     channel = ranks.channel("profile")
     others = ranks.size - 1
+    partner = ranks.rank ^ 1  # of whom the last of an odd number has none
 
     def exchange(size: int) -> None:
         sizes = [size if rank != ranks.rank else 0 for rank in range(ranks.size)]
         sent = torch.zeros(size * others, dtype=torch.uint8)
         channel.exchange(sent, sizes, sizes, "profile").wait()
 
-    latency_s = _median_s(lambda: exchange(_SMALL_BYTES))
-    large_s = _median_s(lambda: exchange(_LARGE_BYTES))
-    numbers = torch.zeros(_LARGE_BYTES // 4)
-    sum_s = _median_s(lambda: channel.sum(numbers, "profile").wait())
-    summed = 2 * others / ranks.size * _LARGE_BYTES
+    def one_way(*, even: bool) -> None:
+        sends = ranks.rank % 2 == (0 if even else 1)
+        to_R = [size if sends and rank == partner else 0 for rank in range(ranks.size)]
+        from_R = [0 if sends or rank != partner else size for rank in range(ranks.size)]
+        sent = torch.zeros(sum(to_R), dtype=torch.uint8)
+        channel.exchange(sent, to_R, from_R, "profile").wait()
+
+    def there_and_back() -> None:
+        one_way(even=True)  # what is sent is on its way yet, but not once its answer is there
+        one_way(even=False)
+
+    latency_s = _cost_s(lambda: exchange(_SMALL_BYTES))
+    together = 2 * others * size / _less(_cost_s(lambda: exchange(size)), latency_s)
+    way_s = _cost_s(there_and_back) / 2
+    numbers = torch.zeros(size // 4)
+    sum_s = _cost_s(lambda: channel.sum(numbers, "profile").wait())
+    summed = 2 * others / ranks.size * size
+    alone = size / _less(way_s, latency_s) if partner < ranks.size else together / 2
     return RankProfile(
-        bytes_per_s=others * _LARGE_BYTES / max(large_s - latency_s, 1e-9),
+        bytes_per_s=max(alone, together / 2),
+        together_bytes_per_s=together,
         latency_s=latency_s,
-        sum_bytes_per_s=summed / max(sum_s - latency_s, 1e-9),
+        sum_bytes_per_s=summed / _less(sum_s, latency_s),
     )
 
 
