@@ -15,6 +15,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from embertide.trainer.sync.launch import main
 from embertide.trainer.sync.supervisor import Supervisor
+from embertide.trainer.sync.verdict import AGAIN
 
 TIMEOUT_S = 90.0
 TERM = 128 + signal.SIGTERM
@@ -44,10 +45,12 @@ def agent(tmp_path: Path, *codes: int) -> tuple[list[str], Path]:
         ((1, 2), 3, False, 2, 2),
         ((TERM,), 3, False, TERM, 1),
         ((TERM, TERM, 0), 0, True, 0, 3),
+        ((AGAIN, AGAIN, 0), 0, False, 0, 3),
+        ((AGAIN,), 0, False, AGAIN, 9),
     ],
     ids=[
         *("success", "failures", "too many", "configuration", "configuration later"),
-        *("stopped", "another pod stopped"),
+        *("stopped", "another pod stopped", "asked for", "asked for again and again"),
     ],
 )
 def test_ranks_are_started_again_when_that_can_help(

@@ -115,6 +115,7 @@ class _Page(Collector):
             for what, value in newest.window.items():
                 window.add_metric([what], value)
             yield window
+        yield from _of_plan(newest)
         yield from _of_ranks(newest)
         yield from _quality(newest)
 
@@ -146,6 +147,30 @@ class _Page(Collector):
         for each in tasks:
             ok.add_metric([each.name], each.ok)
         yield ok
+
+
+_STAGES = ("profile", "search", "trial", "kept", "refused", "none")
+
+
+def _of_plan(progress: Progress) -> Iterator[Metric]:
+    """Yield how far a search for a plan of ranks is, and what a step takes with it and without."""
+    found = progress.plan
+    if not found:
+        return
+    stage = GaugeMetricFamily(
+        PREFIX + "plan_stage", "1: the stage of the search for a plan.", labels=["stage"]
+    )
+    for name in _STAGES:
+        stage.add_metric([name], float(found["stage"] == name))
+    yield stage
+    step = GaugeMetricFamily(
+        PREFIX + "plan_step_seconds",
+        "A step without a plan, and with it as predicted and measured; 0: not known.",
+        labels=["of"],
+    )
+    for of in ("default", "predicted", "measured"):
+        step.add_metric([of], found[f"{of}_s"])
+    yield step
 
 
 _HISTOGRAMS = {

@@ -40,6 +40,7 @@ from embertide.trainer.presets import preset_model
 log = logging.getLogger(__name__)
 
 # Options that are settings of a run: a run's file has them, or the command line.
+_AUTO = Path("auto")  # in place of a plan's file
 _PACE = ("publish_every_s", "snapshot_every")
 _SETTINGS = (*("seed", "batch_size", "threads", "cpu", "bus_bytes", "sync"),)
 
@@ -252,7 +253,12 @@ def command(
     ] = 3,
     plan: Annotated[
         Path | None,
-        typer.Option(help="Sharding plan file.", show_default="balanced"),
+        typer.Option(
+            help="Sharding plan file; or auto, with --nproc: measure the run's steps, search for a "
+            "plan, start the ranks again with it at a checkpoint, and keep it if steps are no "
+            "longer.",
+            show_default="balanced",
+        ),
     ] = None,
     sync: Annotated[
         Any,
@@ -305,6 +311,7 @@ def command(
     from embertide.trainer.data.limit import ScoredGate
     from embertide.trainer.publish.folder import Publication
     from embertide.trainer.publish.storage import Storage
+    from embertide.trainer.run.auto_plan import AutoPlan
     from embertide.trainer.run.fork import Fork
     from embertide.trainer.run.loop import Trainer  # torch takes seconds: not for --help
     from embertide.trainer.run.progress import Progress
@@ -400,6 +407,7 @@ def command(
             for each in seldom:
                 each.idle()
 
+        auto = plan == _AUTO
         trainer = Trainer(
             run,
             Publication(publication),
@@ -408,7 +416,8 @@ def command(
             allow_change=allow_change or (),
             skip_undone=skip_undone,
             ranks=ranks,
-            plan_file=plan,
+            plan_file=None if auto else plan,
+            auto_plan=AutoPlan(is_supervised=verdict.is_supervised()) if auto else None,
             fork=begins_with,
             change_model=change_model,
             storage=None if storage is None else Storage(storage),
@@ -429,6 +438,9 @@ def command(
             idle=idle,
         )
         figures = trainer.figures()
+        if trainer.replans:  # all ranks are here: the checkpoint is whole
+            stack.close()
+            sys.exit(verdict.AGAIN)
         if not first:
             _end_if_stopped(trainer.stopped)
             return

@@ -44,6 +44,8 @@ from embertide.trainer.publish.snapshot import keep_program
 from embertide.trainer.publish.storage import Storage
 from embertide.trainer.publish.upload import Uploader, UploadOptions
 from embertide.trainer.run.apart import ASK_S, Apart, check_learner, check_supported
+from embertide.trainer.run.auto_plan import AutoPlan, AutoPlanner
+from embertide.trainer.run.checkpoint import checkpoint as checkpoints
 from embertide.trainer.run.checkpoint.checkpoint import saved_settings
 from embertide.trainer.run.checkpoint.restoring import restore
 from embertide.trainer.run.checkpoint.settings import settings
@@ -101,6 +103,8 @@ class Trainer:
             learned.
         ranks: Those of the run; None: this process alone.
         plan_file: Who owns which bucket; None: as much for each rank, by what was measured.
+        auto_plan: Look for a plan while the run learns; None: do not. `replans` says that it ended
+            for one.
         fork: The run whose state this one begins with if it has none of its own; None: nobody's.
         change_model: Let the run go on with another model than its checkpoint's, with what it has
             learned carried over.
@@ -116,6 +120,7 @@ class Trainer:
         steps: The scoring and learning of events.
         uploader: The copier of the folder to storage, on the first rank.
         stopped: Whether `fit` came to its end because `stop` was called.
+        replans: Whether it did at a checkpoint, for all ranks to start again with another plan.
         forked: The state of another run or model that this run began with; None: none.
         warm_start: Folder of the run that it began with and whose place it did not keep, on the
             first rank, from `fit` on; empty: none.
@@ -143,6 +148,7 @@ class Trainer:
         skip_undone: bool = False,
         ranks: Ranks | None = None,
         plan_file: Path | None = None,
+        auto_plan: AutoPlan | None = None,
         fork: Fork | None = None,
         change_model: bool = False,
         storage: Storage | None = None,
@@ -173,7 +179,7 @@ class Trainer:
                         self._lock = FolderLock(publication.path)
                 else:
                     refuse_another(bus, run.model.name, publication.path)
-        self.stopped = self._stop = False
+        self.stopped = self.replans = self._stop = False
         self._teller: Teller | None = None  # of this `fit`
         self.publication = publication
         self.quarantine = Quarantine(publication.set_aside, run.most_set_aside)
@@ -192,6 +198,11 @@ class Trainer:
                 with needing_room(publication.path):
                     restore(self.uploader, publication)
         self.run = run = self._with_schedule(run, publish_schedule)
+        self._planner: AutoPlanner | None = None
+        if auto_plan is not None:
+            self._planner = AutoPlanner(
+                run, publication, auto_plan, ranks=self.ranks, channel=self._channel
+            )
         start = Resumer(
             run=run,
             publication=publication,
@@ -199,6 +210,7 @@ class Trainer:
             channel=self._channel,
             allow_change=allow_change,
             plan_file=plan_file,
+            owners=None if self._planner is None else self._planner.owners,
             fork=fork,
             change_model=change_model,
         ).begin()
@@ -223,6 +235,8 @@ class Trainer:
             apart=self._apart,
             is_stopping=self._is_stopping,
         )
+        if self._planner is not None:
+            self.steps.on_step = self._planner.step
         with self._channel.together():
             if self.ranks.first:
                 for name in restore_journals(publication.path, self.state.journals):
@@ -298,10 +312,11 @@ class Trainer:
             "apart": {} if self._apart is None else self._apart.figures(),
             "window": self.steps.window.figures(),
         }
+        plan = None if self._planner is None else self._planner.record.figures()
         every = self._channel.gather(mine)
         added = added_up(every)
         published = self.versions.counters() | {name: added.pop(name) for name in ("rows", "bytes")}
-        return {"ranks": len(every), "published": published, **added}
+        return {"ranks": len(every), "published": published, "plan": plan, **added}
 
     def _place(self) -> Place:
         """Return where the run is; called by the thread of the sign of life."""
@@ -396,6 +411,7 @@ class Trainer:
             self._sign or contextlib.nullcontext(),
             uploading,
             self.versions.saver,
+            self._planner or contextlib.nullcontext(),
             read_ahead(batches, self.run.ahead_bytes, ends, self.steps.learn_meanwhile) as ahead,
             contextlib.nullcontext() if self._apart is None else self._apart.running(),
         ):
@@ -463,6 +479,8 @@ class Trainer:
         began, begun_at = time.monotonic(), self.state.events
         begun_done = self.state.done
         total = source.total_events() if self.ranks.first else None
+        if self._planner is not None:
+            self._planner.total_events = total
 
         def show(*, last: bool = False) -> None:
             rate = (self.state.events - begun_at) / max(time.monotonic() - began, 1e-9)
@@ -491,6 +509,8 @@ class Trainer:
                     continue  # the checkpoint fell within this batch
                 self.versions.saver.check()
                 self._reach(int(part.ts_ms_B[0]))
+                if self.replans:
+                    return
                 if gate is not None:
                     self.steps.finish()
                     end = int(part.event_B[-1]) + 1
@@ -505,6 +525,8 @@ class Trainer:
                     self.state.done = part.next_offset
                 else:
                     self.steps.take(part)
+                    if self._planner is not None:
+                        self._planner.look(self.steps.finish, self.state.rows.ownership)
             if shut:
                 self.stopped = True
                 break
@@ -573,6 +595,7 @@ class Trainer:
             traffic={kind: dataclasses.asdict(t) for kind, t in self.ranks.traffic.items()},
             apart={} if self._apart is None else self._apart.counters(),
             window=self.steps.window.figures(),
+            plan={} if self._planner is None else self._planner.record.figures(),
             background={
                 each.name: {"state": each.state, "failures": each.failures, "error": each.error}
                 for each in healths()
@@ -640,6 +663,18 @@ class Trainer:
         every = self.run.snapshot_every
         snapshot = number // every > self.state.number // every
         self._publish("snapshot" if snapshot else "delta", number, watermark_ms)
+        if snapshot and self._planner is not None:
+            self.replans = self._planner.ends(self.state.events, self._is_checkpointed)
+
+    def _is_checkpointed(self) -> bool:
+        """Return whether the newest version has a checkpoint, once none is being written."""
+        self.versions.saver.wait()
+        there = False
+        with self._channel.together():
+            if self.ranks.first:
+                newest = checkpoints.newest(self.publication)
+                there = newest is not None and newest.number == self.state.number
+        return bool(self._channel.gather(there)[0])
 
     # --- ranks that are apart ---------------------------------------------------------------------
 

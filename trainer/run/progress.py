@@ -14,6 +14,7 @@ class Progress:
         traffic: Traffic that ranks have sent since the start, by kind: messages, bytes, and waits
             in s.
         apart: Counters of ranks that are not at the same step (`Apart.counters`); else empty.
+        plan: The stage and figures of a search for a plan (`PlanRecord.figures`); else empty.
         window: Figures of rows that are held for batches read ahead (`Window.figures`); else empty.
     """
 
@@ -42,6 +43,7 @@ class Progress:
     traffic: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     apart: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     window: dict[str, float] = dataclasses.field(default_factory=dict)
+    plan: dict[str, Any] = dataclasses.field(default_factory=dict)
     # The current day: Monitor.quality, by whose figures they are; Monitor.slices.
     quality: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     slices: dict[str, dict[str, dict[str, float]]] = dataclasses.field(default_factory=dict)

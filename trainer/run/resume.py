@@ -55,6 +55,7 @@ class Resumer:
         channel: Channel of the training threads of all ranks.
         allow_change: Paths of settings that may differ from the checkpoint's.
         plan_file: Who owns which bucket; None: as much for each rank, by what was measured.
+        owners: Who owns which bucket, in place of a file; None: nothing says so.
         fork: The run whose state a new one begins with, where the publication has none; None:
             nobody's.
         change_model: Whether the model may be another one than the checkpoint's.
@@ -66,6 +67,7 @@ class Resumer:
     channel: Channel
     allow_change: Sequence[str] = ()
     plan_file: Path | None = None
+    owners: Ownership | None = None
     fork: Fork | None = None
     change_model: bool = False
 
@@ -117,6 +119,8 @@ class Resumer:
 
     def _owners(self, saved: Checkpoint | None) -> Ownership:
         """Return who owns what: as the plan says, or by what was measured up to a checkpoint."""
+        if self.owners is not None:
+            return self.owners
         if self.plan_file is not None:
             return plan.read(self.plan_file, self.run.model, self.ranks.size)
         if saved is not None and self.run.prune is not None:

@@ -49,6 +49,8 @@ class Steps:
     Attributes:
         window: Batches that are read and not learned yet.
         unsampled: Negatives that `negative_rate` left out.
+        on_step: Hears of each batch that was learned, and of the seconds that it took with the
+            wait for its rows; None: nobody does.
 
     Raises:
         ConfigurationError: As of `Window`.
@@ -71,6 +73,8 @@ class Steps:
         self._is_stopping = is_stopping
         self.window = Window(self._learner, run)
         self.unsampled = 0
+        self.on_step: Callable[[Batch, float], None] | None = None
+        self._began_s = 0.0  # of the wait for the rows of the batch that is learned next
         # With many ranks every batch's rows are asked for; with one, some may come from an SSD.
         self._waits = ranks.size > 1 or (run.ssd_budget_bytes > 0 and run.negative_rate == 1)
         self._apart = apart
@@ -171,6 +175,7 @@ class Steps:
         Args:
             on_rows_ready: As of `Learner.learn`.
         """
+        self._began_s = time.perf_counter()
         oldest = self.window.take()
         ready = oldest.ready.result()
         try:
@@ -207,6 +212,8 @@ class Steps:
         """Learn a batch and return its scores; or put it aside: nothing but histories have it."""
         batch = ready.batch
         self._state.done = batch.next_offset
+        began_s = self._began_s or time.perf_counter()
+        self._began_s = 0.0
         try:
             scores = self._learner.learn(ready, on_rows_ready)
         except NotFiniteError as error:
@@ -214,6 +221,8 @@ class Steps:
             return None
         self._quarantine.learned()
         self._state.events += len(batch)
+        if self.on_step is not None:
+            self.on_step(batch, time.perf_counter() - began_s)
         return scores
 
     # --- a share of the negatives -----------------------------------------------------------------

@@ -83,7 +83,8 @@ def run(arguments: Sequence[str]) -> int:
         main(list(arguments))
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
-        if failure.exitcode != 2 and not verdict.is_left(error):  # else it is said what it is
+        is_said = failure.exitcode in (2, verdict.AGAIN) or verdict.is_left(error)
+        if not is_said:
             say(str(error), err=True)
         return failure.exitcode if failure.exitcode > 0 else _SIGNALLED - failure.exitcode
     except SignalException as error:

@@ -29,6 +29,7 @@ _SIGNALLED = 128
 """Exit code of a process that a signal ended, as shells give it: this and the signal's number."""
 _STOPPED = _SIGNALLED + signal.SIGTERM
 _CONFIGURATION = 2
+_MAX_AGAIN = 8  # starts that ranks asked for: two for a plan, and what kills repeat of them
 # Restarts are counted anew after ranks that lasted so long: the limit is there to end a run that
 # fails each time it starts, not one that loses a machine once a month.
 _SETTLED_S = 600.0
@@ -71,7 +72,7 @@ class Supervisor:
                 signal.signal(each, handler)
 
     def _run(self) -> int:
-        left = self._restarts
+        left, again = self._restarts, 0
         while True:
             began = time.monotonic()
             code = self._run_agent()
@@ -82,6 +83,10 @@ class Supervisor:
                 return failure.status
             if self._told is not None or code in (0, _CONFIGURATION):
                 return code
+            if code == verdict.AGAIN and again < _MAX_AGAIN:
+                again += 1
+                say("the ranks start again, as they asked for", err=True)
+                continue
             if code == _STOPPED:
                 if not self._of_many:
                     return code

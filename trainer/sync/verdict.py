@@ -17,7 +17,14 @@ from embertide._common.reporting import Failure, failure_of
 
 ENVIRONMENT = "EMBERTIDE_VERDICT"
 """Names the file of the verdict, in the environment of supervised ranks."""
+AGAIN = 75
+"""Exit code of ranks that are to be started again, and have not failed."""
 _WAIT_S = 1.0  # for the verdict of the rank that another one has lost
+
+
+def is_supervised() -> bool:
+    """Return whether a supervisor started this process, and starts it again."""
+    return _place() is not None
 
 
 def _place() -> Path | None:
