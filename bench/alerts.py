@@ -231,7 +231,8 @@ class Site:
         fired_s: dict[str, float] = {}
         injector = Injector(self._chaos.fleet, self._chaos.replay, [fault], began_s)
         try:
-            while injector.step():
+            # A fault that lasts no time is watched for a while, too.
+            while injector.step() or time.monotonic() < began_s + _HELD_S:
                 self._look(fired_s, _LOOK_S)
                 if fired_s and time.monotonic() > began_s + _HELD_S and self._may_end(case):
                     break
