@@ -166,6 +166,11 @@ class PruneOutcome:
     @property
     def rows_unchanged(self) -> int: ...
 
+def distinct_keys(
+    keys: Sequence[tuple[int, NDArray[np.int64]]],
+) -> list[tuple[int, NDArray[np.int64]]]:
+    """Return (table, keys_N) with each of the keys once; those without any are left out."""
+
 def vector_level() -> str:
     """Return the vectors that rows are added by: avx512, avx2 or plain (EMBERTIDE_VECTORS)."""
 
@@ -247,11 +252,13 @@ class TrainingStore(Store):
     def bring_rows(self, keys: Sequence[tuple[int, NDArray[np.int64]]], *, threads: int = 1) -> int:
         """Bring rows of (table, keys_N) from the SSD to DDR, in one batch; return how many."""
 
-    def hold_rows(self, keys: Sequence[tuple[int, NDArray[np.int64]]]) -> int:
+    def hold_rows(
+        self, keys: Sequence[tuple[int, NDArray[np.int64]]]
+    ) -> list[tuple[int, NDArray[np.int64]]]:
         """Hold rows of (table, keys_N) in DDR, a key as often as it stands there.
 
         Returns:
-            How many keys were not held before.
+            The keys that were not held before, each once: the others are brought by who held them.
 
         Raises:
             StoreError: They do not fit `hold_bytes`, or what DDR has for it; none is held then.

@@ -155,6 +155,18 @@ std::vector<TableKeys> KeysOf(const std::vector<std::pair<uint32_t, Array<int64_
   return of;
 }
 
+// The same of keys that are in no array yet; those of tables without any are left out.
+std::vector<std::pair<uint32_t, Array<int64_t>>> ArraysOf(
+    std::span<const TableKeys> keys, std::span<const std::vector<int64_t>> found) {
+  std::vector<std::pair<uint32_t, Array<int64_t>>> arrays;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (found[i].empty()) continue;
+    arrays.emplace_back(keys[i].table,
+                        Array<int64_t>(static_cast<py::ssize_t>(found[i].size()), found[i].data()));
+  }
+  return arrays;
+}
+
 // A RowPlaces for each of the bags, where they are asked for.
 using PyPlaces = std::vector<std::shared_ptr<RowPlaces>>;
 
@@ -400,6 +412,19 @@ void BindStore(py::module_& m) {
       .def_readonly("chunks_regrown", &PruneOutcome::chunks_regrown)
       .def_readonly("rows_unchanged", &PruneOutcome::rows_unchanged);
   m.def("vector_level", &VectorLevel);
+  m.def(
+      "distinct_keys",
+      [](const std::vector<std::pair<uint32_t, Array<int64_t>>>& keys) {
+        const std::vector<TableKeys> of = KeysOf(keys);
+        std::vector<std::vector<int64_t>> distinct;
+        distinct.reserve(of.size());
+        {
+          const py::gil_scoped_release released;
+          for (const TableKeys& each : of) distinct.push_back(KeysOnce(each.keys));
+        }
+        return ArraysOf(of, distinct);
+      },
+      py::arg("keys"));
   py::class_<RowPlaces, std::shared_ptr<RowPlaces>>(m, "RowPlaces")
       .def("__len__", [](const RowPlaces& places) { return places.keys; });
   py::class_<Store>(m, "Store")
@@ -515,8 +540,12 @@ void BindStore(py::module_& m) {
           "hold_rows",
           [](TrainingStore* store, const std::vector<std::pair<uint32_t, Array<int64_t>>>& keys) {
             const std::vector<TableKeys> of = KeysOf(keys);
-            const py::gil_scoped_release released;
-            return ValueOrThrow(store->HoldRows(of));
+            std::vector<std::vector<int64_t>> first;
+            {
+              const py::gil_scoped_release released;
+              first = ValueOrThrow(store->HoldRows(of));
+            }
+            return ArraysOf(of, first);
           },
           py::arg("keys"))
       .def(

@@ -270,9 +270,16 @@ void BlockLog::Free(uint64_t slot, uint32_t bytes) {
   CloseIfEmpty(number);
 }
 
+void BlockLog::Unpin(uint64_t slot) {
+  const uint32_t number = SegmentOf(slot);
+  EMBERTIDE_CHECK(segments_[number].pins > 0);
+  --segments_[number].pins;
+  CloseIfEmpty(number);
+}
+
 void BlockLog::CloseIfEmpty(uint32_t number) {
   const Segment& segment = segments_[number];
-  if (segment.live_bytes > 0 || segment.scanning > 0) return;
+  if (segment.live_bytes > 0 || segment.pins > 0) return;
   if (number == current_) {
     if (segment.written_blocks < kSegmentBlocks) return;
     current_ = kNoSegment;
@@ -396,7 +403,7 @@ std::optional<LogRun> BlockLog::NextToCompact(uint32_t blocks, double least_dead
   }
   if (compacting_ == kNoSegment) return std::nullopt;
   Segment& segment = segments_[compacting_];
-  ++segment.scanning;
+  ++segment.pins;
   return LogRun{uint64_t{compacting_} * kSegmentBlocks + segment.compact_next,
                 std::min(blocks, segment.written_blocks - segment.compact_next), segment.salt};
 }
@@ -404,7 +411,7 @@ std::optional<LogRun> BlockLog::NextToCompact(uint32_t blocks, double least_dead
 void BlockLog::Compacted(const LogRun& run, bool moved) {
   const auto number = static_cast<uint32_t>(run.first / kSegmentBlocks);
   Segment& segment = segments_[number];
-  --segment.scanning;
+  --segment.pins;
   if (moved) {
     const auto end = static_cast<uint16_t>(run.first % kSegmentBlocks + run.blocks);
     segment.compact_next = std::max(segment.compact_next, end);

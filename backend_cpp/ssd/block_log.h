@@ -144,6 +144,10 @@ class BlockLog {
   void OnClose(std::function<void(uint32_t segment)> call) { on_close_ = std::move(call); }
   // Gives the entry's bytes back. Requires: no reader can still be at it.
   void Free(uint64_t slot, uint32_t bytes);
+  // Until Unpin of the same slot nothing else comes to lie where its segment is, freed or not: for
+  // who reads it without the writer. As often as it is called. Requires: the slot is live.
+  void Pin(uint64_t slot) { ++segments_[SegmentOf(slot)].pins; }
+  void Unpin(uint64_t slot);
 
   // The next blocks whose live rows are worth moving away: of the segment at hand, else of the one
   // with the most dead bytes, if they are at least `least_dead` of what was written to it. Until
@@ -202,10 +206,10 @@ class BlockLog {
     bool sealed = false;        // the newest complete seal names it
     bool named = false;         // so does the one being written: blocks from first to last
     uint16_t writing = 0;       // batches with room here that are not finished
-    uint16_t scanning = 0;      // runs of compaction that are not ended
     uint16_t compact_next = 0;  // the first block that compaction has not moved
     uint16_t first_block = 0;
     uint16_t last_block = 0;
+    uint32_t pins = 0;  // runs of compaction that are not ended, and slots that are pinned
     uint32_t salt = 0;
     uint32_t written_blocks = 0;
     uint32_t entry_bytes = 0;  // of all entries written
@@ -216,7 +220,7 @@ class BlockLog {
   }
   // A segment without a live byte is free, or kept for a seal.
   void Close(uint32_t number);
-  // If it has no live byte, nobody scans it and no more is to be written to it.
+  // If it has no live byte and no pin, and no more is to be written to it.
   void CloseIfEmpty(uint32_t number);
   // Frees the segments that only a seal kept.
   void CloseUnnamed();

@@ -1,6 +1,7 @@
 // Rows that a trainer holds in DDR for the batches that are to come: what is held is counted by
 // each pool (held_rows.h), and what makes room passes over it (evictor.cc).
 #include <algorithm>
+#include <bit>
 #include <string>
 
 #include "embertide/hash.h"
@@ -19,14 +20,15 @@ uint64_t BytesOf(const StoreState& store, const RowPool& pool, const Table& tabl
   return pool.PageBytesOf(layout.PayloadBytes(layout.full_mask()), store.AuxBytes(table));
 }
 
-// Calls visit(table, key, bytes of its whole row) for the keys of a pool, in turns of its writer,
-// in the order of the call, and begin() before each turn, until one of them fails. Returns how many
-// keys were seen to.
+// Calls visit(i, key, bytes of its whole row), the key one of keys[i], for the keys of a pool, in
+// turns of its writer, in the order of the call, and begin() before each turn, until one of them
+// fails. Returns how many keys were seen to.
 template <typename Begin, typename Visit>
 size_t ForKeysOf(const StoreState& store, RowPool* pool, std::span<const TableKeys> keys,
                  size_t most, Status* status, const Begin& begin, const Visit& visit) {
   size_t seen = 0;
-  for (const TableKeys& each : keys) {
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const TableKeys& each = keys[i];
     const Table& table = store.tables[each.table];
     if (std::ranges::find(pool->tables, each.table) == pool->tables.end()) continue;
     const uint64_t bytes = BytesOf(store, *pool, table);
@@ -41,7 +43,7 @@ size_t ForKeysOf(const StoreState& store, RowPool* pool, std::span<const TableKe
           pool->held.AskFor(each.table, static_cast<uint64_t>(each.keys[k + kAskedAhead]));
         }
         if (table.NewestOf(HashKey(key))->pool != pool) continue;
-        *status = visit(each.table, key, bytes);
+        *status = visit(i, key, bytes);
         if (!status->ok()) return seen;
         ++seen;
       }
@@ -64,13 +66,30 @@ Status NoRoom(const RowPool& pool, uint64_t bytes) {
 
 }  // namespace
 
-Result<uint64_t> TrainingStore::HoldRows(std::span<const TableKeys> keys) {
+std::vector<int64_t> KeysOnce(std::span<const int64_t> keys) {
+  // By hash: the place of a key in `distinct`, and one more; 0: none.
+  thread_local std::vector<uint32_t> slots;
+  slots.assign(std::bit_ceil(2 * keys.size() + 1), 0);
+  const size_t mask = slots.size() - 1;
+  std::vector<int64_t> distinct;
+  distinct.reserve(keys.size());
+  for (const int64_t key : keys) {
+    size_t slot = HashKey(static_cast<uint64_t>(key)) & mask;
+    while (slots[slot] != 0 && distinct[slots[slot] - 1] != key) slot = (slot + 1) & mask;
+    if (slots[slot] != 0) continue;
+    distinct.push_back(key);
+    slots[slot] = static_cast<uint32_t>(distinct.size());
+  }
+  return distinct;
+}
+
+Result<std::vector<std::vector<int64_t>>> TrainingStore::HoldRows(std::span<const TableKeys> keys) {
   Impl& impl = *impl_;
   for (const TableKeys& each : keys) EMBERTIDE_RETURN_IF_ERROR(impl.store.CheckTable(each.table));
   if (impl.store.options.hold_bytes == 0) {
     return Status(Code::kInvalidArgument, "hold_bytes is 0: no row is held");
   }
-  uint64_t first_holds = 0;
+  std::vector<std::vector<int64_t>> first_holds(keys.size());
   std::vector<size_t> taken;  // by pool that was seen to
   Status status;
   for (const auto& each : impl.store.pools) {
@@ -85,12 +104,15 @@ Result<uint64_t> TrainingStore::HoldRows(std::span<const TableKeys> keys) {
       return Status::Ok();
     };
     taken.push_back(ForKeysOf(impl.store, pool, keys, ~size_t{0}, &status, reserve,
-                              [&](uint32_t table, uint64_t key, uint64_t bytes) -> Status {
+                              [&](size_t i, uint64_t key, uint64_t bytes) -> Status {
+                                const uint32_t table = keys[i].table;
                                 if (pool->held.row_bytes() + bytes > most &&
                                     !pool->held.Has(table, key)) {
                                   return NoRoom(*pool, bytes);
                                 }
-                                first_holds += pool->held.Hold(table, key, bytes) ? 1 : 0;
+                                if (pool->held.Hold(table, key, bytes)) {
+                                  first_holds[i].push_back(static_cast<int64_t>(key));
+                                }
                                 return Status::Ok();
                               }));
     if (!status.ok()) break;
@@ -101,8 +123,8 @@ Result<uint64_t> TrainingStore::HoldRows(std::span<const TableKeys> keys) {
     Status undone;
     ForKeysOf(
         impl.store, pool, keys, taken[p], &undone, [](size_t) { return Status::Ok(); },
-        [&](uint32_t table, uint64_t key, uint64_t bytes) {
-          EMBERTIDE_CHECK(pool->held.Release(table, key, bytes));
+        [&](size_t i, uint64_t key, uint64_t bytes) {
+          EMBERTIDE_CHECK(pool->held.Release(keys[i].table, key, bytes));
           return Status::Ok();
         });
   }
@@ -118,7 +140,8 @@ Status TrainingStore::ReleaseRows(std::span<const TableKeys> keys) {
     Status status;
     ForKeysOf(
         store, pool, keys, ~size_t{0}, &status, [](size_t) { return Status::Ok(); },
-        [&](uint32_t table, uint64_t key, uint64_t bytes) {
+        [&](size_t i, uint64_t key, uint64_t bytes) {
+          const uint32_t table = keys[i].table;
           if (!pool->held.Release(table, key, bytes) && wrong.ok()) {
             wrong = {Code::kInvalidArgument, "key " + std::to_string(static_cast<int64_t>(key)) +
                                                  " of table " + store.tables[table].config.name +

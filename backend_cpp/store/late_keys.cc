@@ -12,6 +12,8 @@ namespace {
 constexpr size_t kMaxWaiting = 1U << 16;
 // Keys of one hold of a pool's writer: a millisecond or so.
 constexpr size_t kTurnKeys = 1024;
+// Keys whose index groups are asked of memory before they are looked into.
+constexpr size_t kAskedAhead = 16;
 
 std::string NameOf(const Table& table, uint64_t key) {
   return std::to_string(static_cast<int64_t>(key)) + " of table " + table.config.name;
@@ -48,6 +50,13 @@ void LateKeys::Finish() {
   CountUpdates();
   keys_.clear();
   gradients_.clear();
+}
+
+void LateKeys::AskAhead(size_t k) const {
+  if (k >= keys_.size()) return;
+  const PartWorker::Group& group = keys_[k].group;
+  AskForBytes(keys_[k].table->NewestOf(group.hash)->index.Begin(group.hash).group.address(),
+              sizeof(IndexGroup));
 }
 
 void LateKeys::EndBatches() {
@@ -89,6 +98,7 @@ size_t LateKeys::ReadRows(size_t first) {
     WriterLock writer(pools_[d]->writer);
     batch.Begin(&impl_->store, pools_[d]);
     for (size_t k = first; k < end; ++k) {
+      AskAhead(k + kAskedAhead);
       const Key& key = keys_[k];
       if (key.pool != pools_[d]) continue;
       if (batch.Add({key.group.key, key.table->ordinal})) {
@@ -107,6 +117,7 @@ void LateKeys::ProcessRange(size_t first, size_t end) {
     const std::lock_guard writer(pool->writer);
     impl_->reclaimer.Reclaim(pool);
     for (const size_t turn = std::min(end, k + kTurnKeys); k < turn; ++k) {
+      AskAhead(k + kAskedAhead);
       if (keys_[k].pool != pool) break;
       BeginTable(keys_[k].table);
       const Status done = MakeOrBring(keys_[k], reads_[k - first]);

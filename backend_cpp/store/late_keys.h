@@ -54,6 +54,8 @@ class LateKeys {
   void Credit(const RowPool& pool, Location place, float utility) const;
   // Reads the rows of keys from `first` on; returns where it ended.
   size_t ReadRows(size_t first);
+  // Asks for the index group of a key that is soon looked for, if there is such a key.
+  void AskAhead(size_t k) const;
   // The keys [first, end) in their order.
   void ProcessRange(size_t first, size_t end);
   // With the last of them, what was read for them.

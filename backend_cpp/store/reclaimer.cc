@@ -6,8 +6,6 @@
 #include <string>
 #include <thread>
 
-#include "store/ssd_batch.h"
-
 namespace embertide {
 namespace {
 
@@ -79,7 +77,6 @@ bool Reclaimer::Free(RowPool* pool, Retired* retired) {
   } else if (retired->place.tier() == TierId::kDdr) {
     pool->arena.Free(retired->place.slot());
   } else {
-    for (SsdBatch* batch : pool->reading) batch->Forget(retired->place.slot());
     pool->ssd->Free(retired->place.slot(), retired->bytes);
   }
   return true;

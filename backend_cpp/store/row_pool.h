@@ -35,7 +35,6 @@
 namespace embertide {
 
 struct RowAux;
-class SsdBatch;
 
 // A row that was read, from a pool whose policy is to hear of it.
 struct Access {
@@ -140,9 +139,7 @@ struct RowPool {
   size_t most_accesses = 0;
   std::vector<Access> accesses EMBERTIDE_GUARDED_BY(accesses_mutex);
   std::vector<Access> replayed;  // those of Maintain's last turn: its memory is kept (`upkeep`)
-  // Rows of the SSD that are being read without the writer: told of slots that are freed meanwhile.
-  std::vector<SsdBatch*> reading;
-  Hand clock;    // of eviction: what it meets ages
+  Hand clock;                    // of eviction: what it meets ages
   Hand packing;  // of moving rows out of pages; were it the clock's, rows would leave by chance
   Hand unshared_clock;  // of eviction among the rows of tables without a share
   // Bytes that compaction may read and write now, and when that was reckoned.

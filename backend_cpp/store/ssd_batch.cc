@@ -1,8 +1,6 @@
 // Rows of the SSD read at once: see the header.
 #include "store/ssd_batch.h"
 
-#include <algorithm>
-
 namespace embertide {
 
 uint32_t EntryOnSsd(const StoreState& store, RowPool* pool, const Access& row, Bucket** bucket) {
@@ -27,14 +25,13 @@ void SsdBatch::Begin(const StoreState* store, RowPool* pool) {
   End();
   store_ = store;
   pool_ = pool;
-  rows_.clear();
-  bytes_ = 0;
-  failed_.clear();
 }
 
 void SsdBatch::End() {
-  if (read_) std::erase(pool_->reading, this);
-  read_ = false;
+  for (const Row& row : rows_) pool_->ssd->Unpin(row.place.slot());
+  rows_.clear();
+  bytes_ = 0;
+  failed_.clear();
 }
 
 bool SsdBatch::Add(const Access& row) {
@@ -43,36 +40,20 @@ bool SsdBatch::Add(const Access& row) {
   if (entry == BucketIndex::kNotFound) return false;
   const Location place = bucket->index.At(entry);
   const uint32_t bytes = ReadOf(*store_, row, place, nullptr).bytes;
-  rows_.push_back({row, place, bytes, bytes_, false});
+  pool_->ssd->Pin(place.slot());
+  rows_.push_back({row, place, bytes, bytes_});
   bytes_ += bytes;
   return true;
 }
 
-bool SsdBatch::Read(WriterLock* writer) {
-  if (rows_.empty()) return true;
-  // A reader like any other, of no version, so that what it reads stays where it is; but not while
-  // it waits for the writer lock, whose holder may wait for reads to end.
-  const Result<uint32_t> reader = store_->readers.Enter(~0ULL);
-  if (!reader.ok()) return false;
+void SsdBatch::Read(WriterLock* writer) {
+  if (rows_.empty()) return;
   if (memory_.size() < bytes_) memory_.resize(bytes_);
   reads_.clear();
-  by_slot_.clear();
-  for (uint32_t i = 0; i < rows_.size(); ++i) {
-    const Row& row = rows_[i];
+  for (const Row& row : rows_) {
     reads_.push_back(ReadOf(*store_, row.row, row.place, memory_.data() + row.at));
-    by_slot_.emplace_back(row.place.slot(), i);
   }
-  std::ranges::sort(by_slot_);
-  pool_->reading.push_back(this);
-  read_ = true;
-  {
-    const Reading reading(&store_->readers, reader.value());
-    writer->unlock();
-    ReadGood(reads_);
-  }
-  store_->readers.Leave(reader.value());
-  writer->lock();
-  return true;
+  WithoutWriter(writer, [this] { ReadGood(reads_); });
 }
 
 void SsdBatch::ReadGood(std::span<LogRead> reads) {
@@ -86,19 +67,14 @@ void SsdBatch::ReadGood(std::span<LogRead> reads) {
   ReadGood(reads.subspan(reads.size() / 2));
 }
 
-void SsdBatch::Forget(uint64_t slot) {
-  auto at = std::ranges::lower_bound(by_slot_, std::pair(slot, 0U));
-  for (; at != by_slot_.end() && at->first == slot; ++at) rows_[at->second].freed = true;
-}
-
 const std::byte* SsdBatch::Bytes(size_t i) const {
   const std::byte* bytes = memory_.data() + rows_[i].at;
-  return read_ && !rows_[i].freed && !failed_.contains(bytes) ? bytes : nullptr;
+  return failed_.contains(bytes) ? nullptr : bytes;
 }
 
 Status SsdBatch::StatusOf(size_t i) const {
   const auto failed = failed_.find(memory_.data() + rows_[i].at);
-  return failed == failed_.end() || rows_[i].freed ? Status::Ok() : failed->second;
+  return failed == failed_.end() ? Status::Ok() : failed->second;
 }
 
 }  // namespace embertide

@@ -1,16 +1,16 @@
 // SsdBatch: rows of the SSD that a writer reads at once, each block once, without holding the
 // pool's writer lock while the drive works.
 //
-//   with the lock      Add(row) ...          notes where each row lies
-//   lets go of it      Read                  what is unlinked meanwhile stays, for this is a reader
-//   with it again      Bytes(i)              null if the row's place was freed, and perhaps reused
-//                      End                   it hears no more of places that are freed
+//   with the lock      Add(row) ...          notes where each row lies, and pins its segment
+//   lets go of it      Read
+//   with it again      Bytes(i)
+//                      End                   what was freed meanwhile may be written over
 //
 // A row on the SSD never changes there: if the index still names the place, the bytes are the
-// row's. That is for the caller to look at, who may let go of the writer again before End.
+// row's. That is for the caller to look at, who may let go of the writer again before End. It is no
+// reader of the store: what others unlink while the drive works is freed at once.
 //
-// Used by one thread; Forget by whoever is the pool's writer. Its memory is kept for the next
-// batch.
+// Used by one thread. Its memory is kept for the next batch.
 #pragma once
 
 #include <cstddef>
@@ -35,30 +35,28 @@ class SsdBatch {
   SsdBatch() = default;
   SsdBatch(const SsdBatch&) = delete;
   SsdBatch& operator=(const SsdBatch&) = delete;
-  // Requires: if it was read and not ended, the pool's writer.
+  // Requires: if it was not ended, the pool's writer.
   ~SsdBatch() { End(); }
 
-  // Forgets the batch before. Requires: as all that follow, the pool's writer.
+  // Ends the batch before. Requires: as all that follow, the pool's writer.
   void Begin(const StoreState* store, RowPool* pool);
   // Adds a row; false: its newest place is not on the SSD.
   bool Add(const Access& row);
-  // Reads them, with `writer` unlocked. False: too many readers live, nothing was read.
-  bool Read(WriterLock* writer);
-  // Lets go of the pool; what was read is not to be used any more.
+  // Reads them, with `writer` unlocked.
+  void Read(WriterLock* writer);
+  // Lets go of the rows; what was read is not to be used any more.
   void End();
-  // The pool freed a slot.
-  void Forget(uint64_t slot);
 
   size_t size() const { return rows_.size(); }
   // Whether it is to be read before more is added: with far more rows than a drive's queue, yet no
-  // more than it reads in a tenth of a second, for what is retired meanwhile stays.
+  // more than it reads in a tenth of a second, for segments that empty meanwhile stay.
   bool full() const { return rows_.size() >= kMaxRows || bytes_ >= kMaxBytes; }
   const Access& row(size_t i) const { return rows_[i].row; }
   Location place(size_t i) const { return rows_[i].place; }
   uint32_t bytes_of(size_t i) const { return rows_[i].bytes; }
-  // Payload and aux; null: they were not read, or may be those of no row any more.
+  // Payload and aux; null: they could not be read.
   const std::byte* Bytes(size_t i) const;
-  // Why they could not be read; Ok: they were, or need not be, since the place was freed.
+  // Why they could not; Ok: they were.
   Status StatusOf(size_t i) const;
 
  private:
@@ -69,7 +67,6 @@ class SsdBatch {
     Location place;
     uint32_t bytes;
     uint64_t at;  // in memory_
-    bool freed;
   };
   // All but those that fail, whose errors are noted.
   void ReadGood(std::span<LogRead> reads);
@@ -78,11 +75,9 @@ class SsdBatch {
   RowPool* pool_ = nullptr;
   std::vector<Row> rows_;
   uint64_t bytes_ = 0;
-  bool read_ = false;  // and is told of places that are freed
   std::vector<std::byte> memory_;
   std::vector<LogRead> reads_;
-  std::vector<std::pair<uint64_t, uint32_t>> by_slot_;  // ascending; row
-  std::map<const std::byte*, Status> failed_;           // by where the row's bytes would stand
+  std::map<const std::byte*, Status> failed_;  // by where the row's bytes would stand
 };
 
 }  // namespace embertide

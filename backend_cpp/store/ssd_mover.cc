@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 
 #include "embertide/hash.h"
 #include "store/row_note.h"
@@ -130,11 +131,10 @@ Result<size_t> SsdMover::Move(RowPool* pool, std::span<const Moving> rows, MoveK
       if (pool->held.Has(row.table, row.key)) return false;
       const auto payload = row.bytes.first(row.bytes.size() - store_.AuxBytes(table));
       const auto aux = row.bytes.subspan(payload.size());
+      const uint64_t slot = row.from.slot();
       return holder->place().live() == row.from.live() &&
-             std::ranges::equal(payload,
-                                std::span(pool->arena.Address(row.from.slot()), payload.size())) &&
-             (aux.empty() ||
-              std::ranges::equal(aux, std::span(pool->arena.Aux(row.from.slot()), aux.size())));
+             std::memcmp(payload.data(), pool->arena.Address(slot), payload.size()) == 0 &&
+             (aux.empty() || std::memcmp(aux.data(), pool->arena.Aux(slot), aux.size()) == 0);
     };
     if (!holder.has_value() || (row.from.tier() == TierId::kDdr && !may_leave())) {
       log.Free(batch->slots[i], static_cast<uint32_t>(row.bytes.size()));

@@ -69,10 +69,7 @@ bool Upkeep::Promote(RowPool* pool, std::span<const Access> rows) {
   SsdBatch batch;
   batch.Begin(&store_, pool);
   for (const Access& row : rows) batch.Add(row);
-  if (!batch.Read(&writer)) {
-    store_.counters.dropped_accesses += rows.size();
-    return false;
-  }
+  batch.Read(&writer);
   bool lacks_page = false;
   for (size_t i = 0; i < batch.size(); ++i) {
     const Access& row = batch.row(i);

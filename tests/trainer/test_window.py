@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import logging
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.run.loop import Trainer
 from embertide.trainer.run.progress import Progress
-from embertide.trainer.run.window import Window
+from embertide.trainer.run.window import BRINGING, Window
 
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=1500, users=6000, new_items_per_hour=40))
 # Rows of 1 KiB, so that few batches fill a small DDR.
@@ -237,12 +238,16 @@ def test_a_hold_for_which_there_is_no_room_is_seldom_tried(tmp_path: Path) -> No
     window._length = lambda: 64  # type: ignore[method-assign]  # bytes alone bound it
     real, tries = learner.rows.hold, list[bool]()
 
-    def hold(keys: Any) -> bool:
-        tries.append(real(keys))
-        return tries[-1]
+    def hold(keys: Any) -> Any:
+        missing = real(keys)
+        tries.append(missing is not None)
+        return missing
 
-    def settle() -> None:
-        window._workers.submit(lambda: None).result()  # behind what its thread has to do
+    def settle() -> None:  # behind what each of its threads has to do
+        all_here = threading.Barrier(BRINGING)
+        jobs = [window._workers.submit(all_here.wait) for _ in range(all_here.parties)]
+        for job in jobs:
+            job.result()
 
     learner.rows.hold = hold  # type: ignore[method-assign]
     batches, lengths = random_batches(9, 80, 16, 0.5), list[int]()
@@ -260,6 +265,38 @@ def test_a_hold_for_which_there_is_no_room_is_seldom_tried(tmp_path: Path) -> No
     assert len(lengths) > 40
     assert statistics.mean(lengths) > 3, "what there is room for is held"
     assert tries.count(False) < len(batches) // 5
+
+
+def test_rows_are_brought_while_those_of_the_batch_before_still_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embertide.trainer.run.window._MERGED_KEYS", 1)
+    run = held(dataclasses.replace(IN_DDR, batch_size=16), tmp_path / "ssd", 4)
+    learner = Learner(run)
+    window = Window(learner, run)
+    real, all_here = learner.rows.bring, threading.Barrier(BRINGING)
+    keys_brought = list[set[tuple[int, int]]]()
+
+    def bring(keys: Any) -> None:
+        all_here.wait(timeout=60)  # for the other thread, which has a batch of its own
+        real(keys)
+        keys_brought.append({(table, key) for table, keys_N in keys for key in keys_N.tolist()})
+
+    learner.rows.bring = bring  # type: ignore[method-assign]
+    batches = random_batches(3, BRINGING, 16, 0.5)
+    for batch in batches:
+        window.put(batch, batch, None)
+    while len(window) > 0:
+        window.done(window.take())
+    assert len(keys_brought) == len(batches)
+    wanted = {
+        (table, key)
+        for batch in batches
+        for table, keys_N in learner.table_keys(batch)
+        for key in keys_N.tolist()
+    }
+    assert set.union(*keys_brought) == wanted
+    assert sum(map(len, keys_brought)) == len(wanted), "what one batch holds, no other brings"
 
 
 def test_a_failed_read_comes_where_its_batch_would_and_leaves_nothing_held(

@@ -307,12 +307,12 @@ class EmbeddingStore(nn.Module):
     def table_keys(
         self, keys_BF: Keys | None = None, bags_F: Sequence[Bags] | None = None
     ) -> TableKeys:
-        """Return the keys of a pass, `forward`'s or `pool`'s, for `hold`, `bring` and `release`."""
+        """Return the keys of a pass, each once a column, for `hold`, `bring` and `release`."""
         if bags_F is not None:
             keys_F = [bags.keys_N for bags in bags_F]
         else:
             keys_F = list(np.ascontiguousarray(np.asarray(keys_BF, np.int64).T))
-        return list(zip(self._tables, keys_F, strict=True))
+        return _store.distinct_keys(list(zip(self._tables, keys_F, strict=True)))
 
     def bring(self, keys: TableKeys) -> None:
         """Bring rows of passes that are to come from the SSD to memory, if there is an SSD.
@@ -327,19 +327,21 @@ class EmbeddingStore(nn.Module):
         if self._on_ssd and self.exchange is None:
             self.store.bring_rows(keys)
 
-    def hold(self, keys: TableKeys) -> bool:
+    def hold(self, keys: TableKeys) -> TableKeys | None:
         """Have the rows of these keys stay in memory, once they are there, until `release`.
 
-        False: they do not fit `hold_bytes`, or what index and directories leave of DDR; none is
-        held by this call. May be called by another thread.
+        May be called by another thread.
+
+        Returns:
+            Those that were not held before, which are to be brought. None: the keys do not fit
+            `hold_bytes`, or what index and directories leave of DDR; none is held by this call.
         """
         try:
-            self.store.hold_rows(keys)
+            return self.store.hold_rows(keys)
         except _store.StoreError as error:
             if error.code != "RESOURCE_EXHAUSTED":
                 raise
-            return False
-        return True
+            return None
 
     def release(self, keys: TableKeys) -> None:
         """Let go of what one call of `hold` has held."""

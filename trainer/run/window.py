@@ -1,9 +1,12 @@
 """The window of a run: batches that are read and not learned yet, whose rows are held in DDR.
 
-    plan      hold the rows of a batch, so that nothing drives them out      the window's thread
+    plan      hold the rows of a batch, so that nothing drives them out      the window's threads
     collect   read those that lie on the SSD, of several batches at once
     insert    put them into DDR
     train     learn the oldest batch, then let its rows go                   the trainer's thread
+
+One thread plans at a time, and then brings what it has planned while another one plans and brings:
+the drive has something to read while rows are put into DDR and while upkeep makes room.
 
 A batch is learned as soon as its rows are there and those before it are learned: the window never
 waits to fill. So on a stream that is slower than the trainer it has one batch, and adds no delay.
@@ -33,6 +36,7 @@ from embertide.trainer.publish.threads import Workers
 
 # Keys that are brought by one call, if more than a batch has; the store reads no more at once.
 _MERGED_KEYS = 1 << 16
+BRINGING = 2  # threads of a window that holds rows
 _NEWEST = 0.1  # share of the newest batch in means of times
 _MIN_BATCHES = 2
 # A hold that failed is tried again with so many times the room; the next ones need less and less.
@@ -51,6 +55,7 @@ class Waiting:
         held_out: Those that are scored alone; None: none.
         ready: The batch to learn, once its rows are there.
         rows: The keys that are held for it; None: none are.
+        missing: Those of its keys whose rows are to be brought: of `rows`, the others were held.
         ready_s: When its rows were there, by the monotonic clock.
     """
 
@@ -59,6 +64,7 @@ class Waiting:
     held_out: Batch | None
     ready: Future[Prepared | None] = dataclasses.field(default_factory=Future)
     rows: TableKeys | None = None
+    missing: TableKeys = dataclasses.field(default_factory=list)
     ready_s: float = 0.0
 
 
@@ -79,10 +85,11 @@ class _Mean:
 class Window:
     """Batches in the order of their events, the oldest of which is learned next.
 
-    For the trainer's thread; `_plan` is for a thread of its own.
+    For the trainer's thread; `_plan` is for threads of its own.
 
     Args:
-        learner: The learner whose rows are brought. Its `prepare` is called in the window's thread.
+        learner: The learner whose rows are brought. Its `prepare` is called in the window's thread,
+            of which there is one where no rows are held.
         run: The run, which says how much may be held, and for how many batches.
 
     Attributes:
@@ -98,11 +105,13 @@ class Window:
         self.holds = run.hold_bytes > 0
         self._learner, self._rows = learner, learner.rows
         self._batches = run.hold_batches
-        self._workers = Workers("keys")
-        self._waiting: deque[Waiting] = deque()  # of them, those that the thread has not come to
+        self._workers = Workers("keys", BRINGING if self.holds else 1)
+        self._waiting: deque[Waiting] = deque()  # of them, those that no thread has come to
         self._entries: deque[Waiting] = deque()
-        self._lock = threading.Lock()  # of what the two threads share
-        self._planning = threading.Lock()  # held while rows are held and brought
+        self._lock = threading.Lock()  # of what the threads share
+        self._planning = threading.Lock()  # of who holds rows: batches are held in their order
+        self._bringing = 0  # threads that bring rows, or make room for the next ones
+        self._idle = threading.Condition(self._lock)  # none does
         self._held = self._released = 0  # batches whose rows are held; that were let go
         self._short = False  # the oldest that waits has no room before another is let go
         self._bring_s, self._learn_s, self._delay_s = _Mean(), _Mean(), _Mean()
@@ -217,7 +226,9 @@ class Window:
         with self._lock:
             self._waiting.clear()
         if self.holds:  # else nobody waits for the thread, which may wait for a rank that is gone
-            with self._planning:  # it has done what it had begun
+            with self._planning:
+                with self._idle:  # the threads have done what they had begun
+                    self._idle.wait_for(lambda: self._bringing == 0)
                 for entry in self._entries:
                     if entry.rows is not None:
                         self._let_go(entry)
@@ -260,15 +271,27 @@ class Window:
             **self._counts,
         }
 
-    # --- the window's thread ----------------------------------------------------------------------
+    # --- the window's threads ---------------------------------------------------------------------
 
     def _plan(self) -> None:
         """Hold and bring the rows of batches that wait, as far as there is room for them."""
-        with self._planning:
-            while some := self._next():
+        while some := self._begin_next():
+            try:
                 self._bring(some)
                 if self.holds:
                     self._rows.store.maintain()  # room for the next ones
+            finally:
+                with self._idle:
+                    self._bringing -= 1
+                    self._idle.notify_all()
+
+    def _begin_next(self) -> list[Waiting]:
+        """Return what `_next` does, and count the thread among those that bring rows."""
+        with self._planning:
+            some = self._next()
+            with self._lock:
+                self._bringing += bool(some)
+            return some
 
     def _next(self) -> list[Waiting]:
         """Return the next batches, whose rows are held if rows are; none: there is no room."""
@@ -297,9 +320,11 @@ class Window:
         while True:
             with self._lock:
                 released, alone = self._released, self._held == 0
-            if (alone or self._is_worth_trying()) and self._hold_now(keys, alone=alone):
-                entry.rows = keys
-                return True
+            if alone or self._is_worth_trying():
+                missing = self._hold_now(keys, alone=alone)
+                if missing is not None:
+                    entry.rows, entry.missing = keys, missing
+                    return True
             with self._lock:
                 if released != self._released:
                     continue
@@ -316,6 +341,7 @@ class Window:
                     len(entry.whole),
                     self._rows.store.held()[2],
                 )
+            entry.missing = keys
             return True
 
     def _is_worth_trying(self) -> bool:
@@ -326,12 +352,16 @@ class Window:
         self._wanted_bytes *= _LESS_ROOM
         return False
 
-    def _hold_now(self, keys: TableKeys, *, alone: bool) -> bool:
-        """Hold these keys, if there is room; `alone`: no other batch is held."""
+    def _hold_now(self, keys: TableKeys, *, alone: bool) -> TableKeys | None:
+        """Hold these keys, if there is room, and return those that no other batch held.
+
+        `alone`: no other batch is held.
+        """
         _rows, before_bytes, bound_bytes = self._rows.store.held()
-        if not self._rows.hold(keys):
+        missing = self._rows.hold(keys)
+        if missing is None:
             self._wanted_bytes = _MORE_ROOM * (bound_bytes - before_bytes)
-            return False
+            return None
         with self._lock:
             self._held += 1
         rows, held_bytes, _bound = self._rows.store.held()
@@ -339,15 +369,14 @@ class Window:
         self._most_held = max(most[0], rows), max(most[1], held_bytes)
         if not alone:  # else it shared its rows with no other
             self._wanted_bytes = held_bytes - before_bytes
-        return True
+        return missing
 
     def _bring(self, some: list[Waiting]) -> None:
         """Bring the rows of some batches."""
         began_s = time.monotonic()
         try:
             if self.holds:
-                keys = [each.rows or self._learner.table_keys(each.whole) for each in some]
-                self._rows.bring([each for of in keys for each in of])
+                self._rows.bring([each for entry in some for each in entry.missing])
                 found = [
                     None if each.learn is None else Prepared(each.learn, each.learn, 0, None)
                     for each in some

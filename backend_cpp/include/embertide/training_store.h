@@ -53,6 +53,9 @@ struct TableKeys {
   std::span<const int64_t> keys;
 };
 
+// The keys, each once, in the order in which they first come.
+std::vector<int64_t> KeysOnce(std::span<const int64_t> keys);
+
 class TrainingStore : public Store {
  public:
   // kInvalidArgument naming the option; kDeviceError if the SSD directory cannot be used, or memory
@@ -72,12 +75,13 @@ class TrainingStore : public Store {
   // Holds the rows of these keys in DDR: what makes room passes over them until ReleaseRows of the
   // same keys. It brings none there: BringRows does, after it. A key is held as often as it stands
   // in the calls, and whether it has a row or not: a row that is made, or that comes again after it
-  // was removed, is held from its first moment. Returns how many keys were not held before. No
-  // result depends on it. Any thread, beside readers and writers.
+  // was removed, is held from its first moment. Returns for each of `keys` those that were not held
+  // before, each once: the others are there, or are brought by who held them. No result depends on
+  // it. Any thread, beside readers and writers.
   // kResourceExhausted, naming what it would take and what there is: the keys do not fit
   // StoreOptions::hold_bytes, or half of what index and directories leave of DDR; none is held by
   // this call. kInvalidArgument: there is no such table, or hold_bytes is 0.
-  Result<uint64_t> HoldRows(std::span<const TableKeys> keys);
+  Result<std::vector<std::vector<int64_t>>> HoldRows(std::span<const TableKeys> keys);
   // Lets go of keys that a call of HoldRows has held. kInvalidArgument: one was not held as often;
   // all others were let go.
   Status ReleaseRows(std::span<const TableKeys> keys);
