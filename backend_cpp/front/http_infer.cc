@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/number.h"
+#include "base/trace_id.h"
 #include "front/budget.h"
 #include "front/http_daemon.h"
 #include "front/json_message.h"
@@ -149,6 +150,7 @@ struct HttpInfer::Impl {
     MHD_Connection* connection = nullptr;
     Route route{Verb::kInfer, "", ""};
     std::string authorization;
+    std::string traceparent;
     std::string body;
     uint64_t reserved = 0;  // bytes of the budget
     grpc::ClientContext context;
@@ -234,6 +236,11 @@ std::unique_ptr<HttpInfer::Impl::Call> HttpInfer::Impl::Begin(MHD_Connection* co
   call->connection = connection;
   call->route = *route;
   call->authorization = authorization;
+  // Nothing else may become metadata.
+  const std::string traceparent = HeaderOf(connection, kTraceparent);
+  if (!TraceIdOf(traceparent).empty() && traceparent.size() == kTraceparentBytes) {
+    call->traceparent = traceparent;
+  }
   call->reserved = bytes;
   return call;
 }
@@ -243,6 +250,7 @@ MHD_Result HttpInfer::Impl::Send(Call* call, const char* method) {
   if (!call->authorization.empty()) {
     call->context.AddMetadata("authorization", call->authorization);
   }
+  if (!call->traceparent.empty()) call->context.AddMetadata(kTraceparent, call->traceparent);
   {
     const std::lock_guard lock(mutex);
     if (ending) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "access/limits.h"
+#include "base/trace_id.h"
 #include "front/infer_request.h"
 
 namespace embertide::front {
@@ -28,6 +29,22 @@ uint64_t MicrosecondsLeft(const grpc::ServerContextBase& context) {
 
 bool HasExpired(const grpc::ServerContextBase& context) {
   return context.deadline() <= std::chrono::system_clock::now();
+}
+
+// Returns the trace that a caller names in metadata; empty: in none that is one.
+std::string TraceparentOf(const grpc::CallbackServerContext& context) {
+  const auto given = context.client_metadata().find(kTraceparent);
+  if (given == context.client_metadata().end()) return {};
+  std::string text(given->second.data(), given->second.size());
+  return TraceIdOf(text).empty() ? std::string() : text;
+}
+
+// Returns the trace-id of a request, by its parameter or by metadata.
+std::string TraceOf(const grpc::CallbackServerContext& context,
+                    const inference::ModelInferRequest& head) {
+  const auto given = head.parameters().find(kTraceparent);
+  return TraceIdOf(given != head.parameters().end() ? given->second.string_param()
+                                                    : TraceparentOf(context));
 }
 
 grpc::Status Exhausted(const std::string& why) {
@@ -175,6 +192,12 @@ grpc::Status InferCall::Submit() {
       &request, core.server(), message_.head().model_name().c_str(), version));
   if (!status.ok()) return status;
   status = FillRequest(core, message_, MicrosecondsLeft(*context_), &typed_, request);
+  // The backend knows parameters alone.
+  if (const std::string trace = TraceparentOf(*context_);
+      status.ok() && !trace.empty() && !message_.head().parameters().contains(kTraceparent)) {
+    status = core.StatusOf(
+        core.calls().InferenceRequestSetStringParameter(request, kTraceparent, trace.c_str()));
+  }
   if (status.ok()) {
     status = core.StatusOf(
         core.calls().InferenceRequestSetReleaseCallback(request, InferCall::Released, this));
@@ -309,6 +332,7 @@ void InferCall::NoteStages() {
          .model = head.model_name().substr(0, kMaxNameBytes),
          .samples = shaped ? head.inputs(0).shape(0) : 0,
          .version = answer_.version,
+         .trace = TraceOf(*context_, head),
          .times = times},
         now);
   } catch (const std::bad_alloc&) {

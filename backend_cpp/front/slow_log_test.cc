@@ -13,7 +13,8 @@ using std::chrono::seconds;
 constexpr SlowLog::Time kStart{std::chrono::hours(5)};
 
 SlowCall Took(double us) {
-  SlowCall call{.ended_ms = 1, .model = "news", .samples = 64, .version = 3, .times = {}};
+  SlowCall call{
+      .ended_ms = 1, .model = "news", .samples = 64, .version = 3, .trace = {}, .times = {}};
   call.times.whole_us = us;
   call.times.us = {1, 2, -1, -1, -1, 3};
   return call;
@@ -66,12 +67,14 @@ TEST(SlowLog, SaysWhatIsKnown) {
   other.model = "\xff";
   other.samples = 0;
   other.version = 0;
+  other.trace = "4bf92f3577b34da6a3ce929d0e0e4736";
   log.Add(other, kStart);
   const nlohmann::json minute = nlohmann::json::parse(log.Json(kStart)).at("minute");
   EXPECT_EQ(minute[0], nlohmann::json::parse(R"({"ended_ms": 1, "model": "news", "us": 9.0,
       "samples": 64, "version": 3, "stages_us": {"parse": 1.0, "queue": 2.0, "send": 3.0}})"));
   EXPECT_FALSE(minute[1].contains("samples"));
   EXPECT_FALSE(minute[1].contains("version"));
+  EXPECT_EQ(minute[1].at("trace"), other.trace);
 }
 
 }  // namespace

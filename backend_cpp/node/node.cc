@@ -346,6 +346,15 @@ std::shared_ptr<const VersionInfo> Node::served() const { return state_->served(
 uint64_t Node::failed_mends() const { return state_->failed_mends(); }
 std::vector<TaskHealth> Node::tasks() const { return state_->AllTasks(); }
 TaskBoard& Node::task_board() const { return state_->tasks(); }
+bool Node::IsSlow(double whole_us) const {
+  return state_->load() != nullptr &&
+         state_->slow().IsSlow(whole_us, std::chrono::steady_clock::now());
+}
+
+void Node::NoteSlow(const SlowRequest& request) const {
+  state_->slow().Add(request, std::chrono::steady_clock::now());
+}
+
 void Node::NoteLatency(std::chrono::nanoseconds latency, size_t requests) const {
   state_->NoteLatency(latency, requests);
 }

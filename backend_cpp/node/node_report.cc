@@ -2,6 +2,7 @@
 #include "node/node_report.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <utility>
 
@@ -219,6 +220,23 @@ void NodeReport::FillTiers(v1::NodeServiceGetLoadResponse* response) {
   }
 }
 
+void NodeReport::FillSlow(v1::NodeServiceGetLoadResponse* response) const {
+  for (const SlowRequest& slow : state_.slow().OfMinute(std::chrono::steady_clock::now())) {
+    v1::SlowRequest* out = response->add_slow();
+    out->set_ended_ms(slow.ended_ms);
+    out->set_trace(slow.trace);
+    out->set_refusal(slow.refusal);
+    out->set_version(slow.version);
+    out->set_samples(slow.samples);
+    out->set_keys(slow.keys);
+    out->set_requests(slow.requests);
+    out->set_whole_us(static_cast<uint64_t>(slow.whole_us));
+    out->set_peers_us(static_cast<uint64_t>(slow.peers_us));
+    out->set_lookup_us(static_cast<uint64_t>(slow.lookup_us));
+    out->set_net_us(static_cast<uint64_t>(slow.net_us));
+  }
+}
+
 void NodeReport::FillBuckets(const LoadWindow& window, const ReadView& view,
                              v1::NodeServiceGetLoadResponse* response) const {
   const ServingStore& store = state_.store();
@@ -272,6 +290,7 @@ Status NodeReport::GetLoad(uint32_t hot_keys, v1::NodeServiceGetLoadResponse* re
     out->set_error(hot.error);
   }
   FillTraffic(response);
+  FillSlow(response);
   if (state_.options().ssd_budget_bytes > 0) FillTiers(response);
   response->set_dropped(window.dropped + state_.load()->misses().dropped());
   if (const auto info = state_.InfoOf(view.value().version())) {

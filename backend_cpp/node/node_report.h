@@ -68,6 +68,7 @@ class NodeReport {
   void FillBuckets(const LoadWindow& window, const ReadView& view,
                    v1::NodeServiceGetLoadResponse* response) const;
   void FillTraffic(v1::NodeServiceGetLoadResponse* response) const;
+  void FillSlow(v1::NodeServiceGetLoadResponse* response) const;
   // Miss curves, made anew if they are old, and room for rows.
   void FillTiers(v1::NodeServiceGetLoadResponse* response);
   std::vector<MissCurve> MakeCurves() const;

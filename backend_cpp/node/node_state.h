@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "base/slowest.h"
 #include "embertide/node.h"
 
 namespace embertide {
@@ -97,6 +98,8 @@ class NodeState {
   // `requests` were answered together, `latency` after work on them began. Never waits; counts
   // nothing for a node alone.
   void NoteLatency(std::chrono::nanoseconds latency, size_t requests) const;
+  // The slowest requests, of a node that somebody asks for its load.
+  Slowest<SlowRequest>& slow() const { return slow_; }
   // How the tasks of the node and those of the process are doing, by name.
   std::vector<TaskHealth> AllTasks() const;
   // Buckets, an attempt each, whose rows in bad blocks of the SSD could not be brought again.
@@ -114,6 +117,7 @@ class NodeState {
   mutable Mutex versions_mutex_;
   std::shared_ptr<const Versions> versions_ EMBERTIDE_GUARDED_BY(versions_mutex_);
   std::atomic<uint64_t> failed_mends_{0};
+  mutable Slowest<SlowRequest> slow_;
 };
 
 }  // namespace embertide

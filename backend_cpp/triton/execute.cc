@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "node/placed_bags.h"
 #include "triton/edge.h"
+#include "triton/now_ns.h"
 #include "triton/stage_names.h"
 #include "triton/tensor_io.h"
 
@@ -21,13 +22,6 @@ namespace {
 // and of lookups.
 constexpr size_t kSamplesAPart = 16;
 constexpr size_t kKeysAPart = 512;
-
-// Triton's own statistics are taken with this clock.
-uint64_t NowNs() {
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                   std::chrono::steady_clock::now().time_since_epoch())
-                                   .count());
-}
 
 const Tensor* FindTensor(const std::vector<Tensor>& tensors, const std::string& name) {
   for (const Tensor& tensor : tensors) {
@@ -127,6 +121,7 @@ Refusal Executor::ValidateInputs(Job* job) {
   }
   job->wanted = parameters.version;
   job->wants_stages = parameters.stages;
+  job->trace = std::move(parameters.trace);
   const Tensor* keys = FindTensor(job->inputs, config_.tensors.keys);
   if (keys == nullptr) {
     return {Reason::kShape,
@@ -452,6 +447,7 @@ Status Executor::MakeOutputs(Job* job) {
 // Writes what an answered request says of its version.
 Status Executor::WriteVersionOutputs(const VersionInfo& version, Job* job) const {
   const int64_t count = job->bags.jagged ? 1 : job->bags.samples;
+  job->answered_version = version.number;
   if (job->version != nullptr) {
     std::fill_n(job->version, count, static_cast<int64_t>(version.number));
   }
@@ -935,46 +931,6 @@ void Executor::AnswerAt(uint64_t wanted, std::span<Job*> jobs) {
     // A peer has a newer one. The first has the earliest deadline.
     if (code == Code::kNotOwner) node_.RefreshPlan(jobs[0]->deadline);
   }
-}
-
-void Executor::Send(Job* job) {
-  if (job->sent) return;
-  job->sent = true;
-  if (job->refusal.reason != Reason::kNone) metrics_->AddRefused(job->refusal.reason);
-  if (job->response == nullptr) return;
-  TRITONSERVER_Error* error = nullptr;
-  if (job->refusal.reason == Reason::kCancelled) {
-    error = CancelledError();
-  } else if (job->refusal.reason != Reason::kNone) {
-    error = ToTriton(job->refusal.status);
-  }
-  LogIfError(TRITONBACKEND_ResponseSend(job->response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error),
-             "response");
-  std::vector<float>().swap(job->unasked);
-  if (error != nullptr) TRITONSERVER_ErrorDelete(error);
-}
-
-void Executor::Finish(TRITONBACKEND_ModelInstance* instance, std::span<Job> jobs,
-                      uint64_t exec_start_ns, uint64_t compute_start_ns, uint64_t compute_end_ns) {
-  for (Job& job : jobs) Send(&job);
-  const uint64_t exec_end_ns = NowNs();
-  node_.NoteLatency(std::chrono::nanoseconds(exec_end_ns - exec_start_ns), jobs.size());
-  uint64_t samples = 0;
-  for (Job& job : jobs) {
-    const bool success = job.refusal.reason == Reason::kNone;
-    // Triton counts a jagged request as one, and so must we.
-    if (success) samples += job.bags.jagged ? 1 : job.bags.samples;
-    LogIfError(
-        TRITONBACKEND_ModelInstanceReportStatistics(instance, job.request, success, exec_start_ns,
-                                                    compute_start_ns, compute_end_ns, exec_end_ns),
-        "statistics");
-    LogIfError(TRITONBACKEND_RequestRelease(job.request, TRITONSERVER_REQUEST_RELEASE_ALL),
-               "release");
-  }
-  LogIfError(TRITONBACKEND_ModelInstanceReportBatchStatistics(
-                 instance, std::max<uint64_t>(1, samples), exec_start_ns, compute_start_ns,
-                 compute_end_ns, exec_end_ns),
-             "batch statistics");
 }
 
 // noexcept: each request must be released. Only memory for the text of an error could still

@@ -89,6 +89,8 @@ class Executor {
     uint8_t* source = nullptr;   // null unless asked for
     uint32_t degraded_keys = 0;  // read as default rows, as no owner answered
     bool wants_stages = false;
+    std::string trace;              // of its caller (base/trace_id.h)
+    uint64_t answered_version = 0;  // 0: none yet
     Stages stages;
   };
 
@@ -164,6 +166,8 @@ class Executor {
   void Finish(TRITONBACKEND_ModelInstance* instance, std::span<Job> jobs, uint64_t exec_start_ns,
               uint64_t compute_start_ns, uint64_t compute_end_ns);
   void Send(Job* job);
+  // Tells the node of requests that were among the slowest. Throws std::bad_alloc.
+  void NoteSlow(std::span<const Job> jobs, uint64_t whole_ns) const;
 
   const ModelConfig& config_;
   const Node& node_;

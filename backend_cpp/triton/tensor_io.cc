@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/trace_id.h"
 #include "triton/edge.h"
 #include "triton/stage_names.h"
 
@@ -77,6 +78,12 @@ Status ReadParameters(TRITONBACKEND_Request* request, RequestParameters* paramet
         FromTriton(TRITONBACKEND_RequestParameter(request, i, &key, &type, &value)));
     if (std::strcmp(key, kAskStages) == 0) {
       parameters->stages = type == TRITONSERVER_PARAMETER_BOOL && *static_cast<const bool*>(value);
+      continue;
+    }
+    if (std::strcmp(key, kTraceparent) == 0) {
+      if (type == TRITONSERVER_PARAMETER_STRING) {
+        parameters->trace = TraceIdOf(static_cast<const char*>(value));
+      }
       continue;
     }
     const bool version = std::strcmp(key, "version") == 0;

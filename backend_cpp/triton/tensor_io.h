@@ -21,6 +21,7 @@ struct RequestParameters {
   uint64_t version = 0;  // the version that the answer is wanted from
   uint64_t columns = 0;  // of KEYS, of a jagged request
   bool stages = false;   // how long its stages took is wanted (stage_names.h)
+  std::string trace;     // the trace-id of `traceparent` (base/trace_id.h)
 };
 
 // kInvalidArgument naming a parameter that is no positive integer.

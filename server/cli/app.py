@@ -127,7 +127,7 @@ _ours(
     "drift", "Show what the control plane decides about drift; set its mode, freeze it.", _OPERATE
 )
 _ours("hot", "Show the hottest keys, where reads are answered, and each device's load.", _OPERATE)
-_ours("slow", "Show a node's slowest requests, and where their time went.", _OPERATE)
+_ours("slow", "Show the slowest requests, and where their time went.", _OPERATE)
 _ours("versions", "Show the newest versions: quality, verdicts, rollbacks.", _OPERATE)
 _ours("timeline", "Show what happened to a fleet: when, who did it, why.", _OPERATE)
 add_lazy(
@@ -174,6 +174,7 @@ _OF_A_CONTEXT = {
     "reshard",
     "drift",
     "hot",
+    "slow",
     "explain",
     "timeline",
     "versions",

@@ -35,15 +35,19 @@ class FleetAnswers:
         return next((each.name for each in self.figures.tables if each.id == id), str(id))
 
 
-def ask_fleet(caller: Caller, *, hot_keys: int = 0, ranges: int = 0) -> FleetAnswers:
-    """Ask for everything that the view shows; for hot keys, and ranges of each table, if wanted.
+def ask_fleet(
+    caller: Caller, *, hot_keys: int = 0, ranges: int = 0, slow_requests: int = 0
+) -> FleetAnswers:
+    """Ask for everything that the view shows; and for so much more, if it is wanted.
 
     Raises:
         CallError: The control plane refused, or cannot be reached.
     """
     at_ms = round(time.time() * 1000)
     status = caller.call("GetStatus", control_pb2.ControlServiceGetStatusRequest())
-    request = control_pb2.GetFleetFiguresRequest(hot_keys=hot_keys, ranges=ranges)
+    request = control_pb2.GetFleetFiguresRequest(
+        hot_keys=hot_keys, ranges=ranges, slow_requests=slow_requests
+    )
     figures = caller.call("GetFleetFigures", request, 10.0)
     return FleetAnswers(at_ms, caller.open, status, figures)
 

@@ -1,82 +1,126 @@
-"""`slow`: the slowest requests of a node, and where their time went."""
+"""`slow`: the slowest requests of a fleet or of one node, and where their time went."""
 
-import functools
-import json
-import time
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import typer
 
 from embertide._common.reporting import report_errors
 from embertide._common.terminal import Table, age_text, print_json, say, show_table
+from embertide.server.adapters.process import ProcessError
+from embertide.server.cli import slow_page
 from embertide.server.cli.common_options import Json
-from embertide.server.cli.node_page import read_page
+from embertide.server.cli.control_client import (
+    DEFAULT_CONTROL,
+    Control,
+    TokenFile,
+    calling,
+)
+from embertide.server.cli.fleet_view import FleetAnswers, ask_fleet
+from embertide.v1 import control_pb2
 
-_URL = "http://127.0.0.1:8002/slow"
-_STAGES = ("parse", "queue", "peers", "lookup", "net", "send")
+_TRACE_DIGITS = frozenset("0123456789abcdef")
 
 
-def slow_requests(text: str, span: str) -> list[dict[str, Any]]:
-    """Return the requests of a span by a node's page, slowest first.
-
-    Raises:
-        ValueError: It is no such page.
-    """
-    try:
-        said = json.loads(text)
-        return [
-            {
-                "ended_ms": int(each["ended_ms"]),
-                "model": str(each["model"]),
-                "samples": int(each.get("samples", 0)),
-                "version": int(each.get("version", 0)),
-                "us": float(each["us"]),
-                "stages_us": {
-                    stage: float(us) for stage, us in each["stages_us"].items() if stage in _STAGES
-                },
-            }
-            for each in said[span]
-        ]
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"it is no page of slow requests ({type(error).__name__})") from error
+def slow_facts(answers: FleetAnswers, each: control_pb2.SlowRequestOfNode) -> dict[str, Any]:
+    """Return a slow request: its node, age, caller's trace, size, and its time by stage."""
+    request = each.request
+    stages = {name: getattr(request, f"{name}_us") for name in ("peers", "lookup", "net")}
+    return {
+        "node": each.node,
+        "ended_ms": request.ended_ms,
+        "ago_ms": max(0, answers.at_ms - request.ended_ms),
+        # A node's word: digits of hex, or nothing is shown.
+        "trace": request.trace if _TRACE_DIGITS.issuperset(request.trace) else "",
+        "refusal": request.refusal,
+        "version": request.version,
+        "samples": request.samples,
+        "keys": request.keys,
+        "requests": request.requests,
+        "whole_us": request.whole_us,
+        "stages_us": stages,
+        "other_us": max(0, request.whole_us - sum(stages.values())),
+    }
 
 
 def command(
-    url: Annotated[str, typer.Option(help="The node's page of slow requests.")] = _URL,
+    node: Annotated[
+        str | None, typer.Argument(help="The node's name; without it, all nodes.")
+    ] = None,
+    count: Annotated[int, typer.Option(help="Requests to show.", min=1, max=1000)] = 20,
+    trace: Annotated[
+        str, typer.Option(help="Show only requests of this trace: 32 digits of a traceparent.")
+    ] = "",
+    url: Annotated[
+        str, typer.Option(help="Ask one node's page instead, http://HOST:8002/slow.")
+    ] = "",
     span: Annotated[
-        Literal["minute", "hour"], typer.Option(help="The slowest of the last minute or hour.")
+        Literal["minute", "hour"], typer.Option(help="With --url: the slowest of which span.")
     ] = "minute",
+    control: Control = DEFAULT_CONTROL,
+    token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show a node's 32 slowest requests, and how long each of their stages took.
+    """Show the slowest requests of the last minute, and how long each of their stages took.
+
+    A request is found again by the trace that its caller gave (`traceparent`, W3C). A node's own
+    page says also how long requests waited, and what was slow in the last hour.
+
+    Example: embertide slow node-1
 
     Example: embertide slow --url http://node-1:8002/slow --span hour
     """
-    with report_errors(as_json):
-        found = read_page(
-            url, "/slow", "slow requests", functools.partial(slow_requests, span=span)
-        )
+    if url:
+        with report_errors(as_json):
+            of_page = [each for each in slow_page.read(url, span) if trace in ("", each["trace"])][
+                :count
+            ]
+            if as_json:
+                print_json({"slow": of_page})
+            else:
+                slow_page.show(of_page, span)
+        return
+    with report_errors(as_json), calling(control, token_file) as caller:
+        answers = ask_fleet(caller, slow_requests=1000)
+        names = [each.node for each in answers.figures.nodes]
+        if node is not None and node not in names:
+            raise ProcessError(
+                f"node {node!r} has reported no load; give one of those that have: "
+                f"{', '.join(names) or 'none'}"
+            )
+        found = [
+            facts
+            for facts in (slow_facts(answers, each) for each in answers.figures.slow_requests)
+            if node in (None, facts["node"]) and trace in ("", facts["trace"])
+        ][:count]
         if as_json:
             print_json({"slow": found})
             return
-        _show(found, span)
+        _show(found)
 
 
-def _show(found: list[dict[str, Any]], span: str) -> None:
-    if not found:
-        say(f"no request was answered in the last {span}")
-        return
-    table = Table("model", "ended", "ms", *_STAGES, "samples", "version", names=("model",))
-    now_ms = time.time() * 1000
+def _show(found: Iterable[dict[str, Any]]) -> None:
+    table = Table(
+        *("node", "ago", "ms", "peers", "lookup", "net", "other", "keys", "of", "outcome"),
+        names=("node", "outcome"),
+    )
+    traced = []
     for each in found:
-        stages = (each["stages_us"].get(stage) for stage in _STAGES)
+        times = (each["whole_us"], *each["stages_us"].values(), each["other_us"])
+        outcome = each["refusal"] or f"version {each['version']}"
         table.add_row(
-            each["model"],
-            f"{age_text(max(0.0, now_ms - each['ended_ms']))} ago",
-            f"{each['us'] / 1000:.2f}",
-            *("-" if us is None else f"{us / 1000:.2f}" for us in stages),
-            f"{each['samples']:,}" if each["samples"] else "-",
-            str(each["version"] or "-"),
+            each["node"],
+            age_text(each["ago_ms"]),
+            *(f"{us / 1000:.1f}" for us in times),
+            f"{each['keys']:,}",
+            str(each["requests"]),
+            outcome,
         )
+        if each["trace"]:
+            traced.append(f"{each['whole_us'] / 1000:.1f} ms at {each['node']}: {each['trace']}")
+    if not table.rows:
+        say("none of the slowest requests of the last minute is of this node and trace")
+        return
     show_table(table)
-    say("ms, from the last byte of the request; what no stage has is Triton's own work")
+    for line in traced:
+        say(f"trace of {line}")

@@ -3,6 +3,7 @@
 import collections
 from typing import Any
 
+from embertide.server.cli.slow import slow_facts
 from embertide.server.console.source import Reading, Source
 from embertide.v1 import plan_pb2
 
@@ -27,6 +28,9 @@ def latency(reading: Reading, query: dict[str, str], source: Source) -> dict[str
         "mean_us": sum(each["mean_us"] * each["requests_per_s"] for each in busy)
         / max(sum(each["requests_per_s"] for each in busy), 1e-9),
         "longest_us": max((each["p99_us"] for each in nodes), default=0) or 1,
+        "slow": [
+            slow_facts(reading.answers, each) for each in reading.answers.figures.slow_requests
+        ],
     }
 
 

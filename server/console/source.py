@@ -31,6 +31,7 @@ _LISTED = 200
 EVENTS_SHOWN = 1000
 """The newest events that pages have; `embertide timeline` shows all that are kept."""
 _HOT_KEYS = 50
+_SLOW = 50
 REFUSED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 
 
@@ -63,7 +64,7 @@ def read(caller: Caller) -> Reading:
         CallError: It refused, or cannot be reached.
     """
     began_s = time.monotonic()
-    answers = ask_fleet(caller, hot_keys=_HOT_KEYS, ranges=RANGES)
+    answers = ask_fleet(caller, hot_keys=_HOT_KEYS, ranges=RANGES, slow_requests=_SLOW)
     operations = caller.call("ListOperations", control_pb2.ListOperationsRequest(page_size=_LISTED))
     decisions = caller.call("ListDecisions", control_pb2.ListDecisionsRequest(page_size=_LISTED))
     events = list_events(caller, control_pb2.ListEventsRequest(), EVENTS_SHOWN)

@@ -15,6 +15,7 @@ from embertide.server.core.plan.layout import PackedLayout
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
 RANGES_MAX = 1024
+SLOW_MAX = 1000
 ALL_RANGES_MAX = 4096
 
 
@@ -60,6 +61,7 @@ def figures_of(
     if request.ranges > RANGES_MAX:
         raise invalid(f"ranges is {request.ranges}; at most {RANGES_MAX}")
     hot_keys = hottest(fleet.loads.values(), request.hot_keys)
+    slow = _slow_requests(fleet, request.slow_requests)
     plan = fleet.plan
     if plan is None:
         return control_pb2.GetFleetFiguresResponse(no_plan=fleet.no_plan)
@@ -76,6 +78,7 @@ def figures_of(
         ],
         ranges=_ranges(_chosen(plan.tables, request.tables), fleet, request.ranges),
         hot_keys=hot_keys,
+        slow_requests=slow,
     )
 
 
@@ -153,4 +156,23 @@ def _ranges(
         for begin, count, reads, max_reads, asked, in_ssd, size in zip(
             *(column.tolist() for column in figures[table.id]), strict=True
         )
+    ]
+
+
+def _slow_requests(fleet: FleetSnapshot, count: int) -> list[control_pb2.SlowRequestOfNode]:
+    """Return the slowest requests of all nodes, slowest first.
+
+    Raises:
+        RefusedError: More are wanted than are shown.
+    """
+    if count > SLOW_MAX:
+        raise invalid(f"slow_requests is {count}; at most {SLOW_MAX}")
+    found = [
+        (each.whole_us, name, each)
+        for name in (sorted(fleet.loads) if count else ())
+        for each in fleet.loads[name].slow
+    ]
+    found.sort(key=lambda each: -each[0])
+    return [
+        control_pb2.SlowRequestOfNode(node=name, request=each) for _, name, each in found[:count]
     ]

@@ -32,6 +32,7 @@ class FakeNode(node_pb2_grpc.NodeServiceServicer):
 
     Attributes:
         reads: Reads of a bucket of the first table; all others have 10.
+        slow: Its slowest requests.
         beating: Cleared: it says nothing any more, as if it were dead.
         loading: Cleared: it loads nothing that is new in a plan.
     """
@@ -49,6 +50,7 @@ class FakeNode(node_pb2_grpc.NodeServiceServicer):
         group: int = 0,
     ) -> None:
         self.reads: dict[int, int] = {}
+        self.slow: list[node_pb2.SlowRequest] = []
         self.beating = threading.Event()
         self.beating.set()
         self.loading = threading.Event()
@@ -103,6 +105,7 @@ class FakeNode(node_pb2_grpc.NodeServiceServicer):
                         held=True,
                     )
         answer.hot_keys.add(table_id=0, key=7, reads=40, error=1)
+        answer.slow.extend(self.slow)
         return answer
 
     def Lookup(

@@ -164,6 +164,7 @@ def test_what_is_asked_for_is_answered_and_no_more() -> None:
     ("asked", "code", "words"),
     [
         ({"ranges": 1025}, Code.INVALID_ARGUMENT, "ranges is 1025; at most 1024"),
+        ({"slow_requests": 1001}, Code.INVALID_ARGUMENT, "slow_requests is 1001; at most 1000"),
         ({"hot_keys": 1001}, Code.INVALID_ARGUMENT, "hot_keys is 1001; at most 1000"),
         ({"tables": ["of"]}, Code.NOT_FOUND, "no such table: 'of'; there is ad, user"),
     ],

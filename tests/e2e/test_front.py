@@ -1,6 +1,8 @@
 """Our front end tells what it counts, where the time of requests went, and which were slow."""
 
 import json
+import re
+import secrets
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,9 +84,34 @@ def test_the_slowest_are_named(server: triton.TritonServer, client: Client) -> N
         assert 1 <= len(calls) <= 32
         assert calls == sorted(calls, key=lambda call: -call["us"])
         for call in calls:
-            assert set(call) == {"ended_ms", "model", "us", "stages_us", "samples", "version"}
+            named = {"ended_ms", "model", "us", "stages_us", "samples", "version"}
+            assert set(call) - {"trace"} == named
             assert sorted(call["stages_us"]) == STAGES
             assert sum(call["stages_us"].values()) <= call["us"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("how", ["parameter", "metadata"])
+def test_a_slow_request_is_found_by_the_trace_of_its_caller(
+    server: triton.TritonServer, client: Client, how: str
+) -> None:
+    trace = secrets.token_hex(16)
+    given = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01"}
+    more = {"parameters": given} if how == "parameter" else {"headers": given}
+
+    def asked() -> bool:
+        client.rectangular(KEYS * 16, **more)  # slower than most
+        return trace in [call.get("trace") for call in slow_of(server)["minute"]]
+
+    wait_until(asked)
+
+
+def test_what_is_no_trace_is_not_kept(server: triton.TritonServer, client: Client) -> None:
+    odd = f"00-{'g' * 32}-{'1' * 16}-01"
+    for given in ({"parameters": {"traceparent": odd}}, {"parameters": {"traceparent": 7}}):
+        client.rectangular(KEYS, **given)
+    client.rectangular(KEYS, headers={"traceparent": odd})
+    kept = [call.get("trace", "") for calls in slow_of(server).values() for call in calls]
+    assert all(re.fullmatch("([0-9a-f]{32})?", trace) for trace in kept)
 
 
 def test_refused_calls_are_counted(server: triton.TritonServer, client: Client) -> None:

@@ -7,6 +7,7 @@ from the histories that the trainer had when the version ended.
 import contextlib
 import dataclasses
 import json
+import secrets
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -364,6 +365,27 @@ def test_where_the_time_of_a_request_over_two_nodes_went(site: Site) -> None:
         assert 1 <= call["version"] <= max(site.histories)
         assert min(call["stages_us"][stage] for stage in ("lookup", "net")) > 0
         assert sum(call["stages_us"].values()) <= call["us"] * (1 + 1e-9)
+
+
+def test_the_slow_requests_of_a_fleet_are_told_by_stage_and_trace(site: Site) -> None:
+    trace = secrets.token_hex(16)
+    parameters = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01"}
+    rng = np.random.default_rng(6)
+
+    def asked() -> list[dict[str, Any]]:
+        keys_BF = rng.integers(1 << 41, 1 << 42, (32, OWN))
+        site.score(0, {"KEYS": keys_BF}, parameters=parameters)
+        found: list[dict[str, Any]] = site.pair.ask("slow", "--trace", trace)["slow"]
+        return found
+
+    wait_until(lambda: bool(asked()))  # with the next load that the control plane asks for
+    call = asked()[0]
+    assert call["node"] == min(each["node"] for each in site.pair.ask("status")["nodes"])
+    assert (call["samples"], call["refusal"]) == (32, "")
+    assert 1 <= call["version"] <= max(site.histories)
+    assert call["keys"] >= 32 * OWN
+    assert min(call["stages_us"].values()) > 0
+    assert sum(call["stages_us"].values()) <= call["whole_us"]
 
 
 def at_node(node: int, table: str, keys_N: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -99,7 +99,7 @@ def test_help_names_every_command() -> None:
         ("control", "--expect-nodes"),
         ("reshard", "--planner"),
         ("hot", "--keys"),
-        ("slow", "--span"),
+        ("slow", "--trace"),
         ("node", "drain"),
         ("plan", "explain"),
         ("explain", "--snapshot"),

@@ -96,6 +96,21 @@ def answers(
         told.window_ms, told.requests, told.request_us, told.cpu_us = 5000, 900, 720_000, 2_100_000
         if at == 0:
             told.hot_keys.add(key=7, reads=40, error=1)
+            told.slow.add(
+                ended_ms=now_ms,
+                whole_us=9000,
+                peers_us=6000,
+                lookup_us=500,
+                net_us=2000,
+                version=40,
+                keys=96,
+                samples=8,
+                requests=2,
+                trace="4bf92f3577b34da6a3ce929d0e0e4736",
+            )
+            told.slow.add(
+                ended_ms=now_ms, whole_us=90, requests=1, refusal=names.message, trace=names.message
+            )
         for bucket in range(at, buckets, nodes):
             told.buckets.add(
                 bucket=bucket,

@@ -25,6 +25,7 @@
 #include "embertide/no_answer.h"
 #include "embertide/serving_store.h"
 #include "embertide/settings.h"
+#include "embertide/slow_request.h"
 #include "embertide/snapshot.h"
 #include "embertide/task_health.h"
 #include "embertide/transform.h"
@@ -228,6 +229,10 @@ class Node {
   // `requests` were answered together, `latency` after work on them began: for the p99 that the
   // control plane is told. Never waits; does nothing for a node alone.
   void NoteLatency(std::chrono::nanoseconds latency, size_t requests) const;
+  // Whether a request that took so long is to be told to NoteSlow: one of the slowest of its time.
+  bool IsSlow(double whole_us) const;
+  // Keeps it, for whoever asks for the node's load. Requires: IsSlow.
+  void NoteSlow(const SlowRequest& request) const;
   // Waits, a quarter of a second and until the deadline at most, for a look at the newest plan.
   void RefreshPlan(Deadline deadline) const;
   // Where peers reach it; empty for a node alone.

@@ -1,0 +1,38 @@
+#include "base/trace_id.h"
+
+#include <gtest/gtest.h>
+
+namespace embertide {
+namespace {
+
+constexpr const char* kWhole = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+constexpr const char* kId = "4bf92f3577b34da6a3ce929d0e0e4736";
+
+TEST(TraceId, IsThatOfATraceparent) {
+  EXPECT_EQ(TraceIdOf(kWhole), kId);
+  // A later version, with more.
+  EXPECT_EQ(TraceIdOf("01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more"), kId);
+}
+
+TEST(TraceId, IsEmptyForAllElse) {
+  const std::string whole = kWhole;
+  for (size_t length = 0; length < whole.size(); ++length) {
+    EXPECT_EQ(TraceIdOf(whole.substr(0, length)), "") << length;
+  }
+  for (size_t at = 0; at < whole.size(); ++at) {
+    for (const char odd : {'\0', '\n', '\x1b', '<', 'G', 'A', '\xff'}) {
+      std::string text = whole;
+      text[at] = odd;
+      EXPECT_EQ(TraceIdOf(text), "") << at << " " << static_cast<int>(odd);
+    }
+  }
+  EXPECT_EQ(TraceIdOf(whole + "-more"), "");
+  EXPECT_EQ(TraceIdOf("01" + whole.substr(2) + "more"), "");
+  EXPECT_EQ(TraceIdOf("ff" + whole.substr(2)), "");
+  EXPECT_EQ(TraceIdOf("00-00000000000000000000000000000000-00f067aa0ba902b7-01"), "");
+  EXPECT_EQ(TraceIdOf("00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01"), "");
+  EXPECT_EQ(TraceIdOf(std::string(1 << 20, 'a')), "");
+}
+
+}  // namespace
+}  // namespace embertide
