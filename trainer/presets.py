@@ -99,11 +99,20 @@ def news_crossed() -> ModelConfig:
     )
 
 
+def news_hstu() -> ModelConfig:
+    """Return the model with crosses whose histories are longer, and encoded."""
+    model = news_crossed()
+    (sequence,) = model.sequences
+    longer = dataclasses.replace(sequence, length=20)
+    return dataclasses.replace(model, net="hstu", sequences=(longer,))
+
+
 PRESETS = {
     "news": news_model,
     "news-history": news_history,
     "news-counters": news_counters,
     "news-crossed": news_crossed,
+    "news-hstu": news_hstu,
 }
 """Models of the news stream, by name; the first is what commands take for its events."""
 

@@ -1,6 +1,6 @@
 """Every net beside DLRM in a real tritonserver: a request of columns alone gives the same scores.
 
-That of the history has counts, too, which are in rows and version and not in the request, and
+Those of histories have counts, too, which are in rows and version and not in the request, and
 crosses, which are in the request. DeepFM's has learned what keys without a row read as: it is in
 the version.
 The rectangular request carries a sequence as it carries features: its keys behind theirs in KEYS,
@@ -28,7 +28,7 @@ from embertide.trainer.data.base import PADDING_KEY, Batch
 from embertide.trainer.data.crosses import cross_keys
 from embertide.trainer.data.generator import NewsSource
 from embertide.trainer.data.history import extend, with_columns
-from embertide.trainer.presets import news_crossed, news_model
+from embertide.trainer.presets import news_crossed, news_hstu, news_model
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.run.loop import Trainer
 
@@ -44,6 +44,7 @@ MODELS: dict[str, ModelConfig] = {
     "dcn_v2": dataclasses.replace(news_model(), net="dcn_v2", cross_rank=16),
     "deepfm": dataclasses.replace(news_model(), net="deepfm", features=DEFAULTS),
     "history": news_crossed(),
+    "hstu": news_hstu(),
     "own": dataclasses.replace(news_model(), net="own_net:Tower"),
     "tasks": dataclasses.replace(news_model(), heads=HEADS),
     "own_tasks": dataclasses.replace(news_model(), net="own_net:Tasks", heads=HEADS),
@@ -219,8 +220,9 @@ def test_a_request_of_another_number_of_columns_is_refused(served: Served) -> No
     client.raw.close()
 
 
-def test_a_node_alone_reads_the_histories_of_its_version(served: Served) -> None:
-    model, trainer = MODELS["history"], served.trainers["history"]
+@pytest.mark.parametrize("name", ["history", "hstu"])
+def test_a_node_alone_reads_the_histories_of_its_version(served: Served, name: str) -> None:
+    model, trainer = MODELS[name], served.trainers[name]
     batch = some_events(model)
     own, features = len(model.event_features), len(model.features)
     # All columns, as a client makes them that has the trainer's histories.
@@ -240,9 +242,11 @@ def test_a_node_alone_reads_the_histories_of_its_version(served: Served) -> None
     plain.keys_BF[:, own:] = crossed_BC
     whole = extend(trainer.state.histories, plain)
     client = Client("grpc", served.server)
-    all_columns = client.send({"KEYS": whole.keys_BF, "DENSE": whole.dense_BD}, model="history")
-    own_columns = client.send({"KEYS": np.ascontiguousarray(batch.keys_BF[:, :own])}, "history")
-    np.testing.assert_array_equal(own_columns.as_numpy("SCORE"), all_columns.as_numpy("SCORE"))
+    all_columns = client.send({"KEYS": whole.keys_BF, "DENSE": whole.dense_BD}, model=name)
+    own_columns = client.send({"KEYS": np.ascontiguousarray(batch.keys_BF[:, :own])}, name)
+    scores = own_columns.as_numpy("SCORE")
+    np.testing.assert_array_equal(scores, all_columns.as_numpy("SCORE"))
+    np.testing.assert_allclose(scores[:, 0], trainer.learner.score(whole), atol=1e-6)
     assert whole.dense_BD.any(axis=0).all()
     client.raw.close()
 

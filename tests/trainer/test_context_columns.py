@@ -8,6 +8,7 @@ from shop import DENSE, model
 
 from embertide.trainer.config import SequenceConfig
 from embertide.trainer.config.context import context_columns, context_features
+from embertide.trainer.model.build import build_net
 from embertide.trainer.model.rewrite.package import contexts_of_model
 from embertide.trainer.presets import PRESETS
 
@@ -51,6 +52,7 @@ def test_a_history_that_requests_carry_is_named_by_its_columns() -> None:
     assert context_features(dataclasses.replace(base, context=context)) == {*context[:3]}
     assert context_columns(dataclasses.replace(base, context=context))[0] == (True, False)
     assert context_columns(dataclasses.replace(base, context=("user",)))[0] == (False, False)
+    build_net(dataclasses.replace(base, context=context))
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,9 @@ def expected(source: EventSource, config: SequenceConfig) -> tuple[list[Any], li
     """Each event's keys and dense columns, written down event by event, slowly."""
     liked: OrderedDict[int, list[int]] = OrderedDict()
     waiting: list[tuple[int, int]] = []  # positives of the ts that is being read
-    keys, dense, last_ms = [], [], -1
+    times: dict[int, list[int]] = {}
+    keys, last_ms = [], -1
+    dense: list[list[Any]] = []
     for batch in source.batches(batch_size=1):
         for ts_ms, key_F, label in zip(
             batch.ts_ms_B.tolist(), batch.keys_BF.tolist(), batch.label_B.tolist(), strict=True
@@ -61,23 +63,31 @@ def expected(source: EventSource, config: SequenceConfig) -> tuple[list[Any], li
             if ts_ms != last_ms:
                 for user, item in waiting:
                     liked[user] = [item, *liked.get(user, [])][: config.length]
+                    times[user] = [last_ms, *times.get(user, [])][: config.length]
                 waiting, last_ms = [], ts_ms
             mine = liked.get(key_F[USER], [])
             keys.append([*key_F, *mine, *[PADDING_KEY] * (config.length - len(mine))])
             dense.append([len(mine), key_F[CAND] in mine])
+            if config.times:
+                at = times.get(key_F[USER], [])
+                gaps = [np.float32((at[0] - ms) / 1000) for ms in at]
+                dense[-1] += gaps + [0] * (config.length - len(at))
             if label:
                 waiting.append((key_F[USER], key_F[CAND]))
     return keys, dense
 
 
+@pytest.mark.parametrize("times", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 7, 64, 10_000])
-def test_each_event_sees_the_last_positives_before_its_ts(batch_size: int) -> None:
-    keys, dense = expected(NEWS, SEQUENCE)
-    batches = list(HistorySource(NEWS, [SEQUENCE]).batches(batch_size=batch_size))
+def test_each_event_sees_the_last_positives_before_its_ts(batch_size: int, times: bool) -> None:
+    sequence = dataclasses.replace(SEQUENCE, times=times)
+    keys, dense = expected(NEWS, sequence)
+    batches = list(HistorySource(NEWS, [sequence]).batches(batch_size=batch_size))
     assert np.concatenate([batch.keys_BF for batch in batches]).tolist() == keys
     assert np.concatenate([batch.dense_BD for batch in batches]).tolist() == dense
-    assert max(length for length, _ in dense) == SEQUENCE.length
-    assert any(repeat for _, repeat in dense)
+    assert max(length for length, *_ in dense) == SEQUENCE.length
+    assert any(repeat for _, repeat, *_ in dense)
+    assert any(len({*row[2:]}) == SEQUENCE.length for row in dense) == times
 
 
 def test_the_newest_comes_first_and_the_oldest_falls_out() -> None:
@@ -116,9 +126,10 @@ def test_many_users_fit_though_room_is_made_as_they_come() -> None:
     assert items(again) == [[10 + u] for u in users]
 
 
+@pytest.mark.parametrize("times", [False, True])
 @pytest.mark.parametrize("users", [1_000, 5])
-def test_a_restored_history_goes_on_as_one_never_stopped(users: int) -> None:
-    config = dataclasses.replace(SEQUENCE, users=users)
+def test_a_restored_history_goes_on_as_one_never_stopped(users: int, times: bool) -> None:
+    config = dataclasses.replace(SEQUENCE, users=users, times=times)
     (whole,) = NEWS.batches(batch_size=10_000)
     unstopped = History(config, NAMES)
     wanted = unstopped.extend(whole)
@@ -129,9 +140,11 @@ def test_a_restored_history_goes_on_as_one_never_stopped(users: int) -> None:
             first.extend(part)
         second.extend(parts[-1])  # restoring drops it
         second.restore(first.state())
-        rest = [second.extend(part).keys_BF for part in parts[stop:]]
+        rest = [second.extend(part) for part in parts[stop:]]
         begin = parts[stop].first
-        np.testing.assert_array_equal(np.concatenate(rest), wanted.keys_BF[begin:])
+        for of_batch in ("keys_BF", "dense_BD"):
+            mine = np.concatenate([getattr(batch, of_batch) for batch in rest])
+            np.testing.assert_array_equal(mine, getattr(wanted, of_batch)[begin:])
         assert second.forgotten == unstopped.forgotten
         assert (first.forgotten > 0) == (users == 5)
 
@@ -159,6 +172,15 @@ def test_a_published_history_tells_which_users_changed_and_who_was_forgotten() -
     assert changes(resumed) == {7: [15, 13]}
 
 
+def test_labels_that_come_late_have_the_time_of_their_event() -> None:
+    kept = history(times=True)
+    kept.extend(events([(7_000, 5, 10, 1), (12_000, 5, 11, 1)]))
+    kept.like(events([(9_000, 5, 13, 1), (9_000, 5, 14, 0)]))
+    later = kept.extend(events([(20_000, 5, 1, 0)]))
+    assert later.keys_BF[0, 2:].tolist() == [13, 11, 10]
+    assert later.dense_BD[0].tolist() == [7, 3, 0, 0, -3, 2]
+
+
 def test_a_history_that_is_not_published_keeps_no_list_of_changes() -> None:
     kept = history()
     kept.extend(events([(1, 5, 10, 1)]))
@@ -169,6 +191,9 @@ def test_a_published_history_must_fit_a_row() -> None:
     with pytest.raises(ValueError, match="length is 497; at most 496 items fit a row"):
         history(length=497, published=True)
     assert history(length=496, published=True).config.table == "liked_of_user"
+    with pytest.raises(ValueError, match="published with times, which versions do not carry"):
+        history(published=True, times=True)
+    assert len(history(length=512, times=True).config.gap_columns) == 512
 
 
 def test_a_source_read_from_a_start_gives_the_batches_after_it() -> None:

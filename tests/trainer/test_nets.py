@@ -30,6 +30,7 @@ from embertide.trainer.model.deepfm import DeepFm
 from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.foreign import DenseShape, export_folder, largest_difference
 from embertide.trainer.model.history import Attention, HistoryNet
+from embertide.trainer.model.hstu import Hstu, Layer
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 DIM, LENGTH = 4, 3
@@ -50,6 +51,11 @@ LOOKING_BACK = dataclasses.replace(
     net="history",
     sequences=(SequenceConfig(name="liked", user="user", item="shown", length=LENGTH),),
 )
+HSTU = dataclasses.replace(
+    LOOKING_BACK,
+    net="hstu",
+    sequences=(dataclasses.replace(LOOKING_BACK.sequences[0], times=True),),
+)
 # The article shown and that before; the user's default stays zeros.
 LEARNED = (
     PLAIN.features[0],
@@ -63,6 +69,10 @@ MODELS: dict[str, ModelConfig] = {
     "dcn_v2 of rank 2": dataclasses.replace(PLAIN, net="dcn_v2", cross_rank=2),
     "deepfm": dataclasses.replace(PLAIN, net="deepfm"),
     "history": LOOKING_BACK,
+    "hstu": HSTU,
+    "hstu without times": dataclasses.replace(
+        LOOKING_BACK, net="hstu", sequence_layers=1, sequence_heads=1
+    ),
 }
 
 
@@ -71,7 +81,11 @@ def inputs(config: ModelConfig, batch: int, seed: int = 1) -> tuple[Tensor, Tens
     generator = torch.Generator().manual_seed(seed)
     dense_BD = torch.randn(batch, config.dense_columns, generator=generator)
     if config.sequences:
-        dense_BD[:, config.dense_features] = torch.arange(batch) % (LENGTH + 1)
+        first = config.dense_features
+        dense_BD[:, first] = torch.arange(batch) % (LENGTH + 1)
+        # Seconds to days before the newest, the newest first.
+        gaps = dense_BD[:, first + 2 :]
+        gaps.copy_(torch.arange(gaps.shape[1]) * 600.0 ** torch.rand(gaps.shape))
     return dense_BD, torch.randn(batch, sum(config.feature_dims), generator=generator)
 
 
@@ -131,7 +145,9 @@ def test_attention_weighs_each_item_by_the_target_and_skips_places_not_taken() -
     torch.manual_seed(4)
     attention = Attention(DIM, LENGTH, (5,))
     target_Bd, items_BLd = torch.randn(LENGTH + 1, DIM), torch.randn(LENGTH + 1, LENGTH, DIM)
-    pooled_Bd = attention(target_Bd, items_BLd, torch.arange(LENGTH + 1).float())
+    pooled_Bd = attention(
+        target_Bd, items_BLd, torch.arange(LENGTH + 1).float(), torch.zeros(LENGTH + 1, 0)
+    )
     for taken in range(LENGTH + 1):
         target, pooled = target_Bd[taken], torch.zeros(DIM)
         for item in items_BLd[taken, :taken]:
@@ -142,10 +158,84 @@ def test_attention_weighs_each_item_by_the_target_and_skips_places_not_taken() -
         torch.testing.assert_close(pooled_Bd[taken], pooled)
 
 
-def test_what_stands_in_a_place_not_taken_changes_nothing_and_learns_nothing() -> None:
+def _buckets(seconds: float) -> int:
+    """Return the bucket of a time: two to each doubling."""
+    return sum(seconds >= 2 ** (k / 2) - 1 for k in range(1, 49))
+
+
+def _by_hand(hstu: Hstu, target_d: Tensor, items_Ld: Tensor, gap_L: Tensor) -> Tensor:
+    """A candidate after all layers, token by token: the candidate, then its items, newest first."""
+    tokens: list[Tensor] = [target_d, *items_Ld]
+    since = [0.0, *gap_L.tolist()]
+    width = DIM // hstu.heads
+    for n, layer in enumerate(hstu.layers):
+        assert isinstance(layer, Layer)
+        split = [
+            nn.functional.silu(layer.project(layer.norm_in(token))).split(DIM) for token in tokens
+        ]
+        after = []
+        for i, (u, _, q, _) in enumerate(split):
+            attended = []
+            for h in range(hstu.heads):
+                of_head = slice(h * width, (h + 1) * width)
+                total, bias = torch.zeros(width), n * hstu.heads + h
+                for j in range(i, len(tokens)):  # itself, and what is older
+                    score = q[of_head] @ split[j][3][of_head] + hstu.position_NL[bias, j - i]
+                    if hstu.times:
+                        score = score + hstu.time_EN[_buckets(since[j] - since[i]), bias]
+                    total = total + nn.functional.silu(score) * split[j][1][of_head]
+                attended.append(total / len(tokens))
+            after.append(tokens[i] + layer.merge(u * layer.norm_out(torch.cat(attended))))
+        tokens = after
+    return tokens[0]
+
+
+@pytest.mark.parametrize("name", ["hstu", "hstu without times"])
+def test_hstu_attends_from_each_token_to_itself_and_to_older_ones(name: str) -> None:
+    config = MODELS[name]
+    torch.manual_seed(4)
+    hstu = Hstu(DIM, config.sequences[0], config.sequence_layers, config.sequence_heads)
+    for bias in (hstu.position_NL, *([hstu.time_EN] if hstu.times else [])):
+        nn.init.normal_(bias)
+    target_Bd, items_BLd = torch.randn(LENGTH + 1, DIM), torch.randn(LENGTH + 1, LENGTH, DIM)
+    gap_BT = torch.tensor([[0.0, 3.0, 5000.0]]).repeat(LENGTH + 1, 1)
+    if not hstu.times:
+        gap_BT = gap_BT[:, :0]
+    pooled_Bd = hstu(target_Bd, items_BLd, torch.arange(LENGTH + 1).float(), gap_BT)
+    for taken in range(LENGTH + 1):
+        gap_L = gap_BT[taken, :taken] if hstu.times else torch.zeros(taken)
+        wanted_d = _by_hand(hstu, target_Bd[taken], items_BLd[taken, :taken], gap_L)
+        torch.testing.assert_close(pooled_Bd[taken], wanted_d)
+
+
+def test_neighbours_of_one_sequence_learn_as_if_each_had_its_own() -> None:
+    torch.manual_seed(6)
+    config = HSTU
+    net = build_net(config)
+    dense_BD, embeddings_BE = (each.repeat_interleave(3, 0) for each in inputs(config, 4))
+    embeddings_BE[:, DIM : 2 * DIM] = torch.randn(12, DIM)  # of each candidate
+    gradients = []
+    for is_training in (True, False):  # only a net in training looks for them
+        net.train(is_training)
+        net.zero_grad()
+        given_BE = embeddings_BE.clone().requires_grad_()
+        logits_B = net(dense_BD, given_BE)
+        (logits_B * torch.arange(1.0, 13)).sum().backward()
+        assert given_BE.grad is not None
+        weights = [each.grad.clone() for each in net.parameters() if each.grad is not None]
+        # A row's gradient is the sum over the samples of its key.
+        of_rows = given_BE.grad.reshape(4, 3, -1).sum(1)
+        gradients.append([logits_B.detach(), of_rows, *weights])
+    for ours, wanted in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["history", "hstu"])
+def test_what_stands_in_a_place_not_taken_changes_nothing_and_learns_nothing(name: str) -> None:
+    config = MODELS[name]
     torch.manual_seed(5)
-    net = build_net(LOOKING_BACK)
-    dense_BD, embeddings_BE = inputs(LOOKING_BACK, LENGTH + 1)
+    net = build_net(config)
+    dense_BD, embeddings_BE = inputs(config, LENGTH + 1)
     other_BE = embeddings_BE.clone()
     first = len(PLAIN.features) * DIM
     for taken in range(LENGTH + 1):
@@ -168,7 +258,8 @@ def test_after_attention_a_sequence_is_one_feature_more_of_a_dlrm() -> None:
     first = len(PLAIN.features) * DIM
     (attention,) = net.attention
     items_BLd = embeddings_BE[:, first:].reshape(4, LENGTH, DIM)
-    pooled_Bd = attention(embeddings_BE[:, DIM : 2 * DIM], items_BLd, dense_BD[:, 2])
+    target_Bd, none_BT = embeddings_BE[:, DIM : 2 * DIM], dense_BD[:, 4:]
+    pooled_Bd = attention(target_Bd, items_BLd, dense_BD[:, 2], none_BT)
     scaled_BD = dense_BD.clone()
     scaled_BD[:, 2] /= LENGTH
     wanted_B = net.dlrm(scaled_BD, torch.cat([embeddings_BE[:, :first], pooled_Bd], 1))
@@ -257,7 +348,10 @@ def test_a_key_without_a_row_earns_one_and_teaches_its_default() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "net": ({"net": "wide"}, "there is no net 'wide'; use one of dlrm, dcn_v2, deepfm, history"),
+    "net": (
+        {"net": "wide"},
+        "there is no net 'wide'; use one of dlrm, dcn_v2, deepfm, history, hstu",
+    ),
     "no sequence": ({"net": "history"}, "net 'history' with 0 sequences"),
     "not for it": ({"sequences": LOOKING_BACK.sequences}, "net 'dlrm' with 1 sequences"),
     "feature": (
@@ -265,6 +359,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "sequence 's' names feature 'who'; there are",
     ),
     "layers": ({"cross_layers": 0}, "cross_layers is 0"),
+    "no sequence of hstu": ({"net": "hstu"}, "net 'hstu' with 0 sequences"),
+    "layers of hstu": ({"sequence_layers": 0}, "sequence_layers is 0"),
+    "heads of hstu": (
+        {"net": "hstu", "sequences": LOOKING_BACK.sequences, "sequence_heads": 3},
+        "sequence_heads is 3; give a divisor of the tables' dim, 4",
+    ),
     "rank": ({"cross_rank": -1}, "cross_rank -1"),
     "dims": (
         {"tables": (TableConfig(name="item", dim=4), TableConfig(name="user", dim=8))},
@@ -285,7 +385,7 @@ def test_a_net_that_cannot_be_built_says_why(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["dcn_v2 of rank 2", "deepfm", "history", "dlrm with learned defaults"]
+    "name", ["dcn_v2 of rank 2", "deepfm", "history", "hstu", "dlrm with learned defaults"]
 )
 def test_the_compiled_net_gives_the_scores_of_the_trainers(name: str, tmp_path: Path) -> None:
     config = MODELS[name]

@@ -34,6 +34,7 @@ def _ours() -> dict[str, ModelConfig]:
         "deepfm": _dense("deepfm"),
         "history": PRESETS["news-history"](),
         "crossed": PRESETS["news-crossed"](),
+        "hstu": PRESETS["news-hstu"](),
     }
 
 
@@ -192,6 +193,17 @@ def test_products_of_two_vectors_of_a_user_are_computed_once() -> None:
         (Mark.CONTEXT, (9, 9)),
         (Mark.CANDIDATE, (1, 10)),
     }
+
+
+def test_what_becomes_of_a_history_is_computed_once_a_user() -> None:
+    graph = only(net_of("hstu"), "hoist")
+    (items,) = (each for each in named(graph, "matmul") if each.shape[2:] == (20, 20))
+    assert items.mark is Mark.CONTEXT
+    # The candidate keeps its scores and sums, in both layers.
+    of_candidates = [each for each in named(graph, "matmul") if each.mark is Mark.CANDIDATE]
+    assert sorted(each.shape[1:] for each in of_candidates) == [(2, 1, 16)] * 2 + [(2, 1, 20)] * 2
+    norms = [each for each in named(graph, "layer_norm") if each.mark is Mark.CANDIDATE]
+    assert {each.shape[1:] for each in norms} == {(1, 32)}
 
 
 def test_a_target_beside_each_item_is_multiplied_once() -> None:

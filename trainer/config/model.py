@@ -16,8 +16,11 @@ from embertide.trainer.config.tables import (
 )
 from embertide.trainer.config.user_objects import name_of
 
-NETS = ("dlrm", "dcn_v2", "deepfm", "history")
+NETS = ("dlrm", "dcn_v2", "deepfm", "history", "hstu")
 """Those of ours."""
+
+NETS_OF_SEQUENCES = ("history", "hstu")
+"""Those of them that need sequences; no other takes any."""
 
 MAX_HEADS = 64
 """Heads that a manifest may name."""
@@ -63,9 +66,9 @@ class ModelConfig:
         name: The model's name.
         tables: The embedding tables; a table's place is its id.
         features: The sparse features, in the order of KEYS' columns.
-        sequences: For the net "history", which needs one, or a net of your own.
+        sequences: For the nets "history" and "hstu", which need one, or a net of your own.
         dense: The model's own dense features, in the order of DENSE's columns.
-        net: "dlrm", "dcn_v2", "deepfm" or "history"; or a class of your own, an nn.Module
+        net: "dlrm", "dcn_v2", "deepfm", "history" or "hstu"; or a class of your own, an nn.Module
             (docs/training.md). It is kept as text, "package.module:Class", which may also be given;
             the module of a run's file is "run_file".
         net_arguments: Arguments of your class beside the model: names and plain data, as JSON has
@@ -83,6 +86,8 @@ class ModelConfig:
         cross_layers: DCN-v2: interactions of up to one feature more than that.
         cross_rank: DCN-v2: of a cross layer's matrix; 0: full.
         attention_mlp: History: hidden widths of what weighs an item.
+        sequence_layers: HSTU: layers over a sequence.
+        sequence_heads: HSTU: heads of a layer's attention; they divide the tables' dim.
     """
 
     name: str
@@ -108,6 +113,8 @@ class ModelConfig:
     cross_layers: int = 3
     cross_rank: int = 0
     attention_mlp: tuple[int, ...] = (32,)
+    sequence_layers: int = 2
+    sequence_heads: int = 2
 
     def __post_init__(self) -> None:
         """Refuse columns without a table, repeated names, and nets that lack what they need."""
@@ -189,10 +196,15 @@ class ModelConfig:
                 " run's file has it"
             )
         self._check_arguments()
-        if not self.is_own_net and (self.net == "history") != bool(self.sequences):
+        if not self.is_own_net and (self.net in NETS_OF_SEQUENCES) != bool(self.sequences):
             raise ValueError(
                 f"model {self.name!r}: net {self.net!r} with {len(self.sequences)} sequences; "
-                "of ours the net 'history' takes sequences, and no other does"
+                "of ours the nets 'history' and 'hstu' take sequences, and no other does"
+            )
+        if self.sequence_layers < 1 or self.sequence_heads < 1:
+            raise ValueError(
+                f"model {self.name!r}: sequence_layers is {self.sequence_layers}, sequence_heads "
+                f"{self.sequence_heads}; give at least 1"
             )
         if self.cross_layers < 1 or self.cross_rank < 0:
             raise ValueError(

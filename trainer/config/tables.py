@@ -146,7 +146,8 @@ class SequenceConfig:
 
     It takes `length` columns of KEYS, `name`0 and so on, behind those of the features and in the
     table of `item`; and two of DENSE behind the model's own: how many of its places are taken, and
-    whether the event's own item is among them.
+    whether the event's own item is among them. With `times` it takes `length` more: the seconds
+    from each item to the newest one, `name`_gap0 and so on.
 
     Attributes:
         name: The prefix of its columns' names.
@@ -158,6 +159,8 @@ class SequenceConfig:
             sequence's columns, and a request carries an event's own alone. It takes 12 bytes, and 8
             an item, of each user who changed since the version before. Off, requests have to carry
             the columns, as they had before there was a choice.
+        times: Whether the time of each item is kept, too, for the net "hstu" or one of your own: 8
+            bytes more an item. Versions do not carry times: requests have to carry the columns.
     """
 
     name: str
@@ -166,6 +169,7 @@ class SequenceConfig:
     length: int = 10
     users: int = 1_000_000
     published: bool = False
+    times: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a sequence of nothing."""
@@ -179,6 +183,11 @@ class SequenceConfig:
                 f"sequence {self.name!r}: length is {self.length}; at most {MAX_PUBLISHED} items "
                 "fit a row that is published"
             )
+        if self.published and self.times:
+            raise ValueError(
+                f"sequence {self.name!r} is published with times, which versions do not carry:"
+                " turn one of the two off"
+            )
 
     @property
     def table(self) -> str:
@@ -191,9 +200,14 @@ class SequenceConfig:
         return tuple(f"{self.name}{place}" for place in range(self.length))
 
     @property
+    def gap_columns(self) -> tuple[str, ...]:
+        """Names of the columns of DENSE that say when items were liked; none without times."""
+        return tuple(f"{self.name}_gap{place}" for place in range(self.length if self.times else 0))
+
+    @property
     def dense_columns(self) -> tuple[str, ...]:
         """Names of its columns of DENSE."""
-        return f"{self.name}_length", f"{self.name}_repeat"
+        return (f"{self.name}_length", f"{self.name}_repeat", *self.gap_columns)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ The state is a function of the events before. A trainer keeps it beside its rows
 that it has learned, and in its checkpoints: a stream need not be read again from its beginning.
 `HistorySource` is for readers that have no checkpoint; it does read what is before its start.
 
-Shapes: B events of a batch, F features, L places of a sequence, U users.
+Shapes: B events of a batch, F features, L places of a sequence, T of them with times, U users.
 """
 
 import dataclasses
@@ -43,11 +43,13 @@ class HistoryState:
     Attributes:
         user_U: Keys of the users, the one not seen for longest first.
         items_UL: Their items, newest first, padded with `PADDING_KEY`.
+        times_UT: The items' times, in ms, padded alike; as wide as items, or 0 without times.
         forgotten: As `History.forgotten`.
     """
 
     user_U: NDArray[np.int64]
     items_UL: NDArray[np.int64]
+    times_UT: NDArray[np.int64]
     forgotten: int
 
 
@@ -68,6 +70,8 @@ class History:
         self._user, self._item = features.index(config.user), features.index(config.item)
         # Slot 0 is the history of those who have none.
         self._items_SL = np.full((_FIRST_SLOTS, config.length), PADDING_KEY, np.int64)
+        times = len(config.gap_columns)
+        self._times_ST = np.full((_FIRST_SLOTS, times), PADDING_KEY, np.int64)
         self._slots: OrderedDict[int, int] = OrderedDict()  # by user, latest seen last
         self._changed: dict[int, None] = {}  # users since `take_changes`, forgotten ones too
 
@@ -79,41 +83,46 @@ class History:
         user_B, item_B = batch.keys_BF[:, self._user], batch.keys_BF[:, self._item]
         users, items = user_B.tolist(), item_B.tolist()
         items_BL = np.empty((len(batch), self.config.length), np.int64)
+        times_BT = np.empty((len(batch), self._times_ST.shape[1]), np.int64)
         positive_P = np.flatnonzero(batch.label_B).tolist()
         ends = np.flatnonzero(np.diff(batch.ts_ms_B)) + 1
         next_positive = 0
         for begin, end in itertools.pairwise([0, *ends.tolist(), len(batch)]):
-            items_BL[begin:end] = self._items_SL[[self._seen(user) for user in users[begin:end]]]
+            slots = [self._seen(user) for user in users[begin:end]]
+            items_BL[begin:end], times_BT[begin:end] = self._items_SL[slots], self._times_ST[slots]
             while next_positive < len(positive_P) and positive_P[next_positive] < end:
-                self._add(users[positive_P[next_positive]], items[positive_P[next_positive]])
+                place = positive_P[next_positive]
+                self._add(users[place], items[place], int(batch.ts_ms_B[place]))
                 next_positive += 1
         length_B = (items_BL != PADDING_KEY).sum(axis=1)
         repeat_B = (items_BL == item_B[:, None]).any(axis=1)
-        dense_BD = np.column_stack((batch.dense_BD, length_B, repeat_B)).astype(np.float32)
+        made = (length_B, repeat_B, gaps_s(times_BT))
+        dense_BD = np.column_stack((batch.dense_BD, *made)).astype(np.float32)
         keys_BF = np.concatenate((batch.keys_BF, items_BL), axis=1)
         return dataclasses.replace(batch, keys_BF=keys_BF, dense_BD=dense_BD)
 
     def like(self, batch: Batch) -> None:
         """Add the positives of a batch that has the sequence's columns already."""
         positive_P = np.flatnonzero(batch.label_B)
-        for user, item in batch.keys_BF[positive_P][:, [self._user, self._item]].tolist():
-            self._add(user, item)
+        liked_P = batch.keys_BF[positive_P][:, [self._user, self._item]].tolist()
+        for (user, item), ts_ms in zip(liked_P, batch.ts_ms_B[positive_P].tolist(), strict=True):
+            self._add(user, item, ts_ms)
 
     def state(self) -> HistoryState:
         """Return a copy of all that is held."""
+        slots = list(self._slots.values())
         return HistoryState(
             user_U=np.fromiter(self._slots.keys(), np.int64, len(self._slots)),
-            items_UL=self._items_SL[list(self._slots.values())],
+            items_UL=self._items_SL[slots],
+            times_UT=self._times_ST[slots],
             forgotten=self.forgotten,
         )
 
     def restore(self, state: HistoryState) -> None:
         """Hold what `state` says, and nothing else."""
         users = len(state.user_U)
-        self._items_SL = np.full(
-            (max(_FIRST_SLOTS, users + 1), self.config.length), PADDING_KEY, np.int64
-        )
-        self._items_SL[1 : users + 1] = state.items_UL
+        self._items_SL = _with_room(state.items_UL)
+        self._times_ST = _with_room(state.times_UT)
         self._slots = OrderedDict(zip(state.user_U.tolist(), range(1, users + 1), strict=True))
         self.forgotten = state.forgotten
         self._changed = {}
@@ -126,9 +135,9 @@ class History:
         """
         user_U = np.fromiter(self._changed.keys(), np.int64, len(self._changed))
         # Slot 0 is empty.
-        items_UL = self._items_SL[[self._slots.get(user, 0) for user in self._changed]]
+        slots = [self._slots.get(user, 0) for user in self._changed]
         self._changed = {}
-        return user_U, items_UL
+        return user_U, self._items_SL[slots]
 
     def _seen(self, user: int) -> int:
         """Return the slot of a user, 0 for one without a history."""
@@ -137,15 +146,16 @@ class History:
             self._slots.move_to_end(user)
         return slot
 
-    def _add(self, user: int, item: int) -> None:
+    def _add(self, user: int, item: int, ts_ms: int) -> None:
         if user == MISSING_KEY or item == PADDING_KEY:
             return
         slot = self._slots.get(user)
         if slot is None:
             slot = self._slots[user] = self._new_slot()
-        row = self._items_SL[slot]
-        row[1:] = row[:-1]
-        row[0] = item
+        for kept_SK, new in ((self._items_SL, item), (self._times_ST, ts_ms)):
+            row = kept_SK[slot]
+            row[1:] = row[:-1]
+            row[:1] = new
         if self.config.published:
             self._changed[user] = None
 
@@ -153,16 +163,35 @@ class History:
         """Return an empty slot, if need be that of the user who was not seen for longest."""
         if len(self._slots) == self.config.users:
             user, slot = self._slots.popitem(last=False)
-            self._items_SL[slot] = PADDING_KEY
+            self._items_SL[slot] = self._times_ST[slot] = PADDING_KEY
             if self.config.published:
                 self._changed[user] = None
             self.forgotten += 1
             return slot
         slot = len(self._slots) + 1
         if slot == len(self._items_SL):
-            more = np.full_like(self._items_SL, PADDING_KEY)
-            self._items_SL = np.concatenate((self._items_SL, more))
+            self._items_SL, self._times_ST = (
+                np.concatenate((kept_SK, np.full_like(kept_SK, PADDING_KEY)))
+                for kept_SK in (self._items_SL, self._times_ST)
+            )
         return slot
+
+
+def gaps_s(times_BT: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the seconds from each item's time, in ms, to that of the newest, the first; [B, T].
+
+    A place that is not taken has 0.
+    """
+    gap_BT = (times_BT[:, :1] - times_BT) / 1000
+    return np.where(times_BT == PADDING_KEY, 0, gap_BT).astype(np.float32)
+
+
+def _with_room(kept_UK: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return what is kept of users from slot 1 on, with room for the first more."""
+    users, width = kept_UK.shape
+    kept_SK = np.full((max(_FIRST_SLOTS, users + 1), width), PADDING_KEY, np.int64)
+    kept_SK[1 : users + 1] = kept_UK
+    return kept_SK
 
 
 class HistorySource(DerivedSource):

@@ -7,9 +7,16 @@ from embertide.trainer.model.dcn import DcnV2
 from embertide.trainer.model.deepfm import DeepFm
 from embertide.trainer.model.dlrm import Dlrm
 from embertide.trainer.model.history import HistoryNet
+from embertide.trainer.model.hstu import HstuNet
 from embertide.trainer.model.own import own_net
 
-_NETS = {"dlrm": Dlrm, "dcn_v2": DcnV2, "deepfm": DeepFm, "history": HistoryNet}
+_NETS = {
+    "dlrm": Dlrm,
+    "dcn_v2": DcnV2,
+    "deepfm": DeepFm,
+    "history": HistoryNet,
+    "hstu": HstuNet,
+}
 
 
 def build_net(config: ModelConfig) -> nn.Module:

@@ -82,6 +82,10 @@ def _leading(value: Value) -> bool:
     first = inputs[0]
     if op is _A.linear.default:
         return first.mark is not Mark.FIXED and all(i.mark is Mark.FIXED for i in inputs[1:])
+    if op is _A.embedding.default:
+        return first.mark is Mark.FIXED and inputs[1].mark is not Mark.FIXED
+    if op is _A.bucketize.Tensor:
+        return inputs[1].mark is Mark.FIXED
     if op is _A.bmm.default:
         return all(each.mark is not Mark.FIXED for each in inputs)
     if op is _A.matmul.default:

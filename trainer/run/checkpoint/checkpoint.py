@@ -298,6 +298,8 @@ class CheckpointWriter:
         }
         for place, history in enumerate(checkpoint.histories):
             stream |= {f"users{place}": history.user_U, f"items{place}": history.items_UL}
+            if history.times_UT.shape[1]:
+                stream[f"times{place}"] = history.times_UT
         waiting = checkpoint.waiting
         if waiting is not None:
             stream |= {f"{_JOIN}{name}": array for name, array in waiting.arrays.items()}
@@ -418,6 +420,9 @@ class SavedCheckpoint:
                 HistoryState(
                     user_U=stream[f"users{place}"],
                     items_UL=stream[f"items{place}"],
+                    times_UT=stream.get(
+                        f"times{place}", np.empty((len(stream[f"users{place}"]), 0), np.int64)
+                    ),
                     forgotten=forgotten,
                 )
                 for place, forgotten in enumerate(body["forgotten"])
