@@ -319,6 +319,13 @@ class TrainingStore(Store):
     def mark_changed(self, table: int, bucket: int, keys: NDArray[np.uint64]) -> None: ...
     def bucket_state(self, table: int, bucket: int) -> BucketState: ...
     def set_bucket_state(self, table: int, bucket: int, states: BucketState) -> None: ...
+    def export_rows(self, table: int, keys: NDArray[np.uint64]) -> tuple[bytes, BucketState]:
+        """Return records and states of those keys that have a row."""
+
+    def put_rows(self, table: int, records: bytes, states: BucketState) -> None:
+        """Have rows be as another store has learned them."""
+
+    def set_states(self, table: int, keys: NDArray[np.uint64], states: BucketState) -> None: ...
 
 class CachePolicy:
     """A policy of admission and eviction, and the memory that it needs for each slot of a tier."""
@@ -429,6 +436,11 @@ class Router:
     def route(
         self, bags: Sequence[tuple[int, NDArray[np.int64], NDArray[np.uint32] | None]]
     ) -> Routed: ...
+    def set_hosts(
+        self, table: int, as_table: int, keys: NDArray[np.int64], hosts: NDArray[np.uint16]
+    ) -> None:
+        """Have keys of a table be asked of these ranks, as keys of table `as_table`."""
+
     def owners(self, table: int, keys: NDArray[np.int64]) -> NDArray[np.uint16]:
         """Return the rank of each key's bucket; this one for tables that are everywhere."""
 

@@ -161,6 +161,13 @@ void BindRouter(py::module_& m) {
            py::arg("rank"))
       .def("route", &Route, py::arg("bags"), py::keep_alive<0, 1>())
       .def(
+          "set_hosts",
+          [](Router* router, uint32_t table, uint32_t as, const Array<int64_t>& keys,
+             const Array<uint16_t>& hosts) {
+            ThrowIfError(router->SetHosts(table, as, SpanOf(keys), SpanOf(hosts)));
+          },
+          py::arg("table"), py::arg("as_table"), py::arg("keys"), py::arg("hosts"))
+      .def(
           "owners",
           [](const Router& router, uint32_t table, const Array<int64_t>& keys) {
             if (table >= router.tables().size()) {

@@ -242,17 +242,19 @@ uint64_t ApplyGradients(TrainingStore* store, std::vector<PyAnyBags> batch, floa
   return ValueOrThrow(store->ApplyGradients(bags, options, threads));
 }
 
+// The keys of records, in their order.
+std::vector<uint64_t> KeysOf(const RowLayout& layout, std::span<const std::byte> records) {
+  std::vector<uint64_t> keys;
+  while (!records.empty()) keys.push_back(ValueOrThrow(ReadRecord(layout, &records)).key);
+  return keys;
+}
+
 // Keys of a bucket's rows, ascending as unsigned numbers.
 std::vector<uint64_t> BucketKeys(const Store& store, uint32_t table, uint32_t bucket) {
   std::vector<std::byte> records;
   const ReadView view = ValueOrThrow(store.PinNewest());
   ThrowIfError(store.ExportBucket(view, table, bucket, &records));
-  std::vector<uint64_t> keys;
-  const RowLayout& layout = store.options().tables[table].layout;
-  for (std::span<const std::byte> rest = records; !rest.empty();) {
-    keys.push_back(ValueOrThrow(ReadRecord(layout, &rest)).key);
-  }
-  return keys;
+  return KeysOf(store.options().tables[table].layout, records);
 }
 
 // Training state of a bucket's rows in key order, a member of RowState each: accumulators [rows],
@@ -265,11 +267,7 @@ py::ssize_t ElementsOf(const Store& store, uint32_t table) {
   return KeepsElements(options.optimizer) ? options.tables[table].learned().dim() : 0;
 }
 
-PyStates BucketState(const TrainingStore& store, uint32_t table, uint32_t bucket) {
-  std::vector<std::byte> records;
-  std::vector<RowState> found;
-  const ReadView view = ValueOrThrow(store.PinNewest());
-  ThrowIfError(store.ExportBucketWithStates(view, table, bucket, &records, &found));
+PyStates StatesOut(const Store& store, uint32_t table, const std::vector<RowState>& found) {
   const auto rows = static_cast<py::ssize_t>(found.size());
   const uint32_t chunks = store.options().tables[table].learned().chunks;
   const py::ssize_t elements = ElementsOf(store, table);
@@ -287,37 +285,82 @@ PyStates BucketState(const TrainingStore& store, uint32_t table, uint32_t bucket
   return states;
 }
 
+PyStates BucketState(const TrainingStore& store, uint32_t table, uint32_t bucket) {
+  std::vector<std::byte> records;
+  std::vector<RowState> found;
+  const ReadView view = ValueOrThrow(store.PinNewest());
+  ThrowIfError(store.ExportBucketWithStates(view, table, bucket, &records, &found));
+  return StatesOut(store, table, found);
+}
+
+// The states of so many rows of a table; `which` names them in the error.
+std::vector<RowState> StatesIn(const Store& store, uint32_t table, size_t count,
+                               const PyStates& states, const std::string& which) {
+  const auto& [accumulators, ages, utilities, steps, kept] = states;
+  const auto rows = static_cast<py::ssize_t>(count);
+  const uint32_t chunks = store.options().tables[table].learned().chunks;
+  const py::ssize_t elements = ElementsOf(store, table);
+  if (accumulators.size() != rows || ages.size() != rows || utilities.size() != rows * chunks ||
+      steps.size() != rows || kept.size() != rows * elements) {
+    throw BindingError{
+        {Code::kInvalidArgument, which + " has " + std::to_string(rows) + " rows of " +
+                                     std::to_string(elements) + " elements of state, " +
+                                     std::to_string(accumulators.size()) + " states of " +
+                                     std::to_string(kept.size()) + " elements in all were given"}};
+  }
+  std::vector<RowState> found(count);
+  for (size_t i = 0; i < count; ++i) {
+    const float* first = kept.data() + i * elements;
+    found[i] = {
+        accumulators.data()[i], ages.data()[i], {}, steps.data()[i], {first, first + elements}};
+    std::copy_n(utilities.data() + i * chunks, chunks, found[i].utility.begin());
+  }
+  return found;
+}
+
+void CheckTable(const Store& store, uint32_t table) {
+  if (table < store.options().tables.size()) return;
+  throw BindingError{
+      {Code::kInvalidArgument, "table " + std::to_string(table) + " does not exist"}};
+}
+
+py::tuple ExportRows(const TrainingStore& store, uint32_t table, const Array<uint64_t>& keys) {
+  CheckTable(store, table);
+  std::vector<std::byte> records;
+  std::vector<RowState> found;
+  ThrowIfError(store.ExportRows(table, SpanOf(keys), &records, &found));
+  return py::make_tuple(BytesOut(records), StatesOut(store, table, found));
+}
+
+void PutRows(TrainingStore* store, uint32_t table, const py::bytes& records,
+             const PyStates& states) {
+  CheckTable(*store, table);
+  const std::span<const std::byte> bytes = BytesIn(records);
+  const size_t count = KeysOf(store->options().tables[table].layout, bytes).size();
+  ThrowIfError(store->PutRows(table, bytes, StatesIn(*store, table, count, states, "the records")));
+}
+
 // Rows whose states are set after one batch of reads.
 constexpr size_t kBroughtAtOnce = 4096;
 
-void SetBucketState(TrainingStore* store, uint32_t table, uint32_t bucket, const PyStates& states) {
-  const auto& [accumulators, ages, utilities, steps, kept] = states;
-  const std::vector<uint64_t> keys = BucketKeys(*store, table, bucket);
-  const auto rows = static_cast<py::ssize_t>(keys.size());
-  const uint32_t chunks = store->options().tables[table].learned().chunks;
-  const py::ssize_t elements = ElementsOf(*store, table);
-  if (accumulators.size() != rows || ages.size() != rows || utilities.size() != rows * chunks ||
-      steps.size() != rows || kept.size() != rows * elements) {
-    throw BindingError{{Code::kInvalidArgument,
-                        "bucket " + std::to_string(bucket) + " has " + std::to_string(rows) +
-                            " rows of " + std::to_string(elements) + " elements of state, " +
-                            std::to_string(accumulators.size()) + " states of " +
-                            std::to_string(kept.size()) + " elements in all were given"}};
-  }
+void SetStates(TrainingStore* store, uint32_t table, std::span<const uint64_t> keys,
+               const PyStates& states, const std::string& which) {
+  const std::vector<RowState> of_keys = StatesIn(*store, table, keys.size(), states, which);
   for (size_t i = 0; i < keys.size(); ++i) {
     if (i % kBroughtAtOnce == 0) {
       // From an SSD, if there is one; a row that cannot be brought says why below.
-      const std::span<const uint64_t> rest = std::span(keys).subspan(i);
+      const std::span<const uint64_t> rest = keys.subspan(i);
       const std::span<const uint64_t> part = rest.first(std::min(rest.size(), kBroughtAtOnce));
       const TableKeys of{table, {reinterpret_cast<const int64_t*>(part.data()), part.size()}};
       static_cast<void>(store->BringRows({&of, 1}));
     }
-    const float* first = kept.data() + i * elements;
-    RowState state{
-        accumulators.data()[i], ages.data()[i], {}, steps.data()[i], {first, first + elements}};
-    std::copy_n(utilities.data() + i * chunks, chunks, state.utility.begin());
-    ThrowIfError(store->SetState(table, keys[i], state));
+    ThrowIfError(store->SetState(table, keys[i], of_keys[i]));
   }
+}
+
+void SetBucketState(TrainingStore* store, uint32_t table, uint32_t bucket, const PyStates& states) {
+  const std::vector<uint64_t> keys = BucketKeys(*store, table, bucket);
+  SetStates(store, table, keys, states, "bucket " + std::to_string(bucket));
 }
 
 py::dict StatsDict(const Store& store) {
@@ -669,7 +712,17 @@ void BindStore(py::module_& m) {
              ThrowIfError(store->MarkChanged(table, bucket, SpanOf(keys)));
            })
       .def("bucket_state", &BucketState)
-      .def("set_bucket_state", &SetBucketState);
+      .def("set_bucket_state", &SetBucketState)
+      .def("export_rows", &ExportRows, py::arg("table"), py::arg("keys"))
+      .def("put_rows", &PutRows, py::arg("table"), py::arg("records"), py::arg("states"))
+      .def(
+          "set_states",
+          [](TrainingStore* store, uint32_t table, const Array<uint64_t>& keys,
+             const PyStates& states) {
+            CheckTable(*store, table);
+            SetStates(store, table, SpanOf(keys), states, "table " + std::to_string(table));
+          },
+          py::arg("table"), py::arg("keys"), py::arg("states"));
 }
 
 }  // namespace embertide

@@ -57,10 +57,41 @@ Result<Router> Router::Make(std::vector<RoutedTable> tables, uint32_t ranks, uin
     buckets += table.owners.size();
   }
   router.load_.assign(buckets, 0);
+  router.hot_.resize(tables.size());
   router.tables_ = std::make_unique<std::vector<RoutedTable>>(std::move(tables));
   router.ranks_ = ranks;
   router.rank_ = rank;
   return router;
+}
+
+Status Router::SetHosts(uint32_t table, uint32_t as, std::span<const int64_t> keys,
+                        std::span<const uint16_t> hosts) {
+  const auto& tables = *tables_;
+  if (table >= tables.size() || as >= tables.size()) {
+    return Wrong("table " + std::to_string(std::max(table, as)) + " does not exist");
+  }
+  if (tables[table].width != tables[as].width || tables[table].dim != tables[as].dim) {
+    return Wrong("rows of table " + std::to_string(as) + " are not as wide as those of " +
+                 std::to_string(table));
+  }
+  if (keys.size() != hosts.size()) {
+    return Wrong(std::to_string(hosts.size()) + " ranks for " + std::to_string(keys.size()) +
+                 " hot keys");
+  }
+  for (const uint16_t host : hosts) {
+    if (host >= ranks_) {
+      return Wrong("a hot key is at rank " + std::to_string(host) + "; there are " +
+                   std::to_string(ranks_) + " ranks");
+    }
+  }
+  Hot& hot = hot_[table];
+  hot.as = as;
+  hot.hosts.clear();
+  hot.hosts.reserve(keys.size());
+  for (size_t k = 0; k < keys.size(); ++k) {
+    hot.hosts.emplace(static_cast<uint64_t>(keys[k]), hosts[k]);
+  }
+  return Status::Ok();
 }
 
 Result<Routed> Router::Route(std::span<const BagKeys> bags) {
@@ -95,6 +126,7 @@ Result<Routed> Router::Route(std::span<const BagKeys> bags) {
   size_t at = 0;
   for (const BagKeys& each : bags) {
     const RoutedTable& table = tables[each.table];
+    const Hot& hot = hot_[each.table];
     uint64_t* const load = load_.data() + first_bucket_[each.table];
     const size_t n = each.keys.size();
     for (size_t k = 0; k < n; ++k, ++at) {
@@ -118,7 +150,14 @@ Result<Routed> Router::Route(std::span<const BagKeys> bags) {
         const uint32_t bucket = BucketOfHash(hash, table.bucket_bits);
         uint32_t owner = table.owners[bucket];
         if (owner == RoutedTable::kEverywhere) owner = rank_;
-        const auto block = static_cast<uint32_t>(owner * tables.size() + each.table);
+        uint32_t in = each.table;
+        if (!hot.hosts.empty()) {
+          if (const auto host = hot.hosts.find(key); host != hot.hosts.end()) {
+            owner = host->second;
+            in = hot.as;
+          }
+        }
+        const auto block = static_cast<uint32_t>(owner * tables.size() + in);
         ++routed.lengths_[block];
         ++load[bucket];
         found_.push_back({key, each.table, block, 0});

@@ -122,6 +122,40 @@ TEST(RouterTest, PoolsAndSumsAsTheBagsSay) {
   }
 }
 
+TEST(RouterTest, AHotKeyIsAskedOfItsHostAndStandsInATableOfItsOwn) {
+  std::vector<RoutedTable> tables(2);
+  tables[0] = {1, 4, 4, {0, 2}};
+  tables[1] = {0, 4, 4, {0}};
+  auto made = Router::Make(std::move(tables), kRanks, 1);
+  ASSERT_TRUE(made.ok());
+  Router& router = made.value();
+  const std::vector<int64_t> hot = {3, 5};
+  const std::vector<uint16_t> hosts = {1, 2};
+  ASSERT_TRUE(router.SetHosts(0, 1, hot, hosts).ok());
+  const std::vector<int64_t> keys = {5, 1, 3, 5, 2};
+  const std::array<BagKeys, 1> bags = {{{0, keys, {}}}};
+  auto routed = router.Route(bags);
+  ASSERT_TRUE(routed.ok());
+  const std::span<const uint32_t> lengths = routed.value().lengths();
+  EXPECT_EQ(lengths[0 * 2 + 1], 0U);
+  EXPECT_EQ(lengths[1 * 2 + 1], 1U);
+  EXPECT_EQ(lengths[2 * 2 + 1], 1U);
+  EXPECT_EQ(lengths[0] + lengths[2] + lengths[4], 2U) << "the others are asked of their owners";
+  std::vector<float> rows;
+  for (const int64_t key : routed.value().keys()) {
+    for (uint32_t d = 0; d < 4; ++d) rows.push_back(ValueOf(0, key, d));
+  }
+  std::vector<float> out(keys.size() * 4);
+  const std::array<PooledBags, 1> outs = {{{Pooling::kSum, out.data(), 4}}};
+  ASSERT_TRUE(routed.value().Pool(rows, outs).ok());
+  for (size_t k = 0; k < keys.size(); ++k) EXPECT_EQ(out[k * 4 + 2], ValueOf(0, keys[k], 2));
+  const std::vector<uint16_t> nobody = {1, kRanks};
+  EXPECT_FALSE(router.SetHosts(0, 1, hot, nobody).ok());
+  EXPECT_FALSE(router.SetHosts(0, 1, keys, hosts).ok());
+  EXPECT_FALSE(router.SetHosts(0, 2, hot, hosts).ok());
+  EXPECT_EQ(router.Route(bags).value().lengths()[2 * 2 + 1], 1U) << "the last ones hold";
+}
+
 TEST(RouterTest, RefusesWhatIsWrong) {
   EXPECT_FALSE(Router::Make({}, 0, 0).ok());
   EXPECT_FALSE(Router::Make({{1, 4, 4, {0}}}, 2, 0).ok());

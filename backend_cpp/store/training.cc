@@ -313,6 +313,62 @@ Status TrainingRows::SetState(uint32_t t, uint64_t key, const RowState& state) {
   return Status::Ok();
 }
 
+Status TrainingRows::ExportRows(uint32_t t, std::span<const uint64_t> keys,
+                                std::vector<std::byte>* records, std::vector<RowState>* states) {
+  EMBERTIDE_RETURN_IF_ERROR(store_.CheckValues(t));
+  const Table& table = store_.tables[t];
+  for (const uint64_t key : keys) {
+    const uint32_t b = table.BucketOf(HashKey(key));
+    RowPool& pool = *table.Newest(b)->pool;
+    const std::lock_guard writer(pool.writer);
+    const Result<Location> place = residency_.ResidentRow(&pool, t, b, key);
+    if (!place.ok()) {
+      if (place.status().code() == Code::kNotFound) continue;
+      return place.status();
+    }
+    const uint16_t live = place.value().live();
+    const uint64_t slot = place.value().slot();
+    AppendRecord({key,
+                  live,
+                  RecordKind::kRow,
+                  {pool.arena.Address(slot), table.config.layout.PayloadBytes(live)}},
+                 records);
+    states->push_back(StateIn(table, pool.arena.Aux(slot)));
+  }
+  return Status::Ok();
+}
+
+Status TrainingRows::PutRows(uint32_t t, std::span<const std::byte> records,
+                             std::span<const RowState> states) {
+  EMBERTIDE_RETURN_IF_ERROR(store_.CheckValues(t));
+  const Table& table = store_.tables[t];
+  for (size_t row = 0; !records.empty(); ++row) {
+    const Result<RowRecord> read = ReadRecord(table.config.layout, &records);
+    if (!read.ok()) return read.status();
+    const RowRecord& record = read.value();
+    if (row >= states.size()) {
+      return {Code::kInvalidArgument, std::to_string(states.size()) + " states for more records"};
+    }
+    {
+      const uint32_t b = table.BucketOf(HashKey(record.key));
+      RowPool& pool = *table.Newest(b)->pool;
+      const std::lock_guard writer(pool.writer);
+      const Result<Location> place = residency_.ResidentRow(&pool, t, b, record.key);
+      if (!place.ok()) return place.status();
+      if (record.kind != RecordKind::kRow || record.live != place.value().live()) {
+        return {Code::kInvalidArgument, "key " + std::to_string(record.key) + " of table " +
+                                            table.config.name + " comes with chunks " +
+                                            std::to_string(record.live) + ", and its row has " +
+                                            std::to_string(place.value().live())};
+      }
+      std::ranges::copy(record.payload, pool.arena.Address(place.value().slot()));
+      MarkRowChanged(table, HashKey(record.key), AuxOf(pool, place.value()));
+    }
+    EMBERTIDE_RETURN_IF_ERROR(SetState(t, record.key, states[row]));
+  }
+  return Status::Ok();
+}
+
 Status TrainingRows::Import(uint32_t t, uint32_t b, std::span<const std::byte> records) {
   EMBERTIDE_RETURN_IF_ERROR(store_.CheckBucket(t, b));
   Table& table = store_.tables[t];

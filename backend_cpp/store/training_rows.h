@@ -49,6 +49,10 @@ class TrainingRows {
   Result<RowState> StateOf(uint32_t table, uint64_t key);
   Status SetState(uint32_t table, uint64_t key, const RowState& state);
   Status Import(uint32_t table, uint32_t bucket, std::span<const std::byte> records);
+  Status ExportRows(uint32_t table, std::span<const uint64_t> keys, std::vector<std::byte>* records,
+                    std::vector<RowState>* states);
+  Status PutRows(uint32_t table, std::span<const std::byte> records,
+                 std::span<const RowState> states);
 
  private:
   // Takes away the row of a key, whatever its tier. kNotFound; kResourceExhausted: there is no room

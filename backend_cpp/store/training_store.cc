@@ -40,6 +40,17 @@ Status TrainingStore::ImportRecords(uint32_t table, uint32_t bucket,
   return impl_->rows.Import(table, bucket, records);
 }
 
+Status TrainingStore::ExportRows(uint32_t table, std::span<const uint64_t> keys,
+                                 std::vector<std::byte>* records,
+                                 std::vector<RowState>* states) const {
+  return impl_->rows.ExportRows(table, keys, records, states);
+}
+
+Status TrainingStore::PutRows(uint32_t table, std::span<const std::byte> records,
+                              std::span<const RowState> states) {
+  return impl_->rows.PutRows(table, records, states);
+}
+
 float TrainingStore::UtilityNow(float utility, uint32_t age) const {
   return static_cast<float>(impl_->store.decay.Over(age % RowAux::kTicks) * utility);
 }

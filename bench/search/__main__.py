@@ -1,8 +1,9 @@
 """The simulator of a step and the search for a plan of ranks: `make bench-search PARTS="tiny"`.
 
 Profiles are drawn or assumed (bench/search/profiles.py), but for `measured`, which compares with
-steps of two ranks (bench/search/measured.py). `pipe` measures steps over an SSD
-(bench/search/pipe.py), with nothing else at work.
+steps of two ranks (bench/search/measured.py). `hot` counts what ranks ask one another for
+(bench/search/hot.py), in some minutes. `pipe` measures steps over an SSD (bench/search/pipe.py),
+with nothing else at work.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from bench import parts, report
-from bench.search import measured, pipe
+from bench.search import hot, measured, pipe
 from bench.search.profiles import criteo, tiny
 from embertide.trainer.config import Codecs
 from embertide.trainer.config.sync import AllReduce
@@ -214,6 +215,7 @@ if __name__ == "__main__":
                 "simulator": _simulator,
                 "tiny": _tiny,
                 "larger": _larger,
+                "hot": hot.measure,
                 "pipe": pipe.run,
                 "measured": measured.run,
             },

@@ -79,6 +79,11 @@ def test_a_step_that_a_run_has_measured_is_explained_exactly(step_s: float) -> N
     assert made.work.step_s == pytest.approx(max(0.0, step_s - 0.1), abs=0.1)
 
 
+def test_a_profile_is_of_steps_without_hot_rows() -> None:
+    made = measure(dataclasses.replace(_RUN, hot_rows=5), _batches(4), Ranks.alone())
+    assert [each.keys for each in made.tables] == [1.0, 2.0]
+
+
 def test_steps_that_cannot_be_measured_are_refused() -> None:
     apart = dataclasses.replace(_RUN, sync=LocalSGD())
     with pytest.raises(ConfigurationError, match="LocalSGD"):

@@ -116,6 +116,13 @@ class _Page(Collector):
                 window.add_metric([what], value)
             yield window
         yield from _of_plan(newest)
+        if newest.hot:
+            hot = GaugeMetricFamily(
+                PREFIX + "hot_rows", "Rows with a rank of their own.", labels=["what"]
+            )
+            for what, value in newest.hot.items():
+                hot.add_metric([what], value)
+            yield hot
         yield from _of_ranks(newest)
         yield from _quality(newest)
 

@@ -10,7 +10,7 @@ from embertide.trainer.config.labels import LabelJoin
 from embertide.trainer.config.learning import CorrectionConfig, OptimizerConfig, PruneConfig
 from embertide.trainer.config.model import ModelConfig
 from embertide.trainer.config.served import Bf16Config
-from embertide.trainer.config.sync import AllReduce, Sync, check_sync
+from embertide.trainer.config.sync import AllReduce, AsynchronousSync, Sync, check_sync
 from embertide.trainer.config.user_objects import name_of
 
 NetDtype = Literal["fp32", "bf16", "bf16_emulated"]
@@ -135,6 +135,9 @@ class RunConfig:
             the next batch are brought, and none is held.
         hold_batches: The number of batches ahead; 0: as many as the drive needs to keep up with the
             net, and as fit. More than 0 is refused where the rows of so many may not fit.
+        hot_rows: Rows, at most, that a rank answers for in place of the one that owns their bucket,
+            where this one is asked for much more than others are: the set is chosen anew with each
+            version. 0: none. One rank has no use for it.
         most_set_aside: Batches in a row that may be put aside, as they would make the net not
             finite; one more ends the run.
         codecs: How rows and gradients travel between ranks; of no matter to one rank.
@@ -182,6 +185,7 @@ class RunConfig:
     ssd_directory: str = free("")
     hold_bytes: int = free(0)
     hold_batches: int = free(0)
+    hot_rows: int = free(0)
     most_set_aside: int = free(20)
     codecs: Codecs = dataclasses.field(default_factory=Codecs)
     sync: Sync = dataclasses.field(default_factory=AllReduce, metadata={CHANGE: ALLOWED})
@@ -238,6 +242,14 @@ class RunConfig:
         self.evaluation.check({each.name: each.keys for each in self.model.features})
         if self.ahead_bytes < 0:
             raise ValueError(f"ahead_bytes is {self.ahead_bytes}; 0 reads between steps")
+        if self.hot_rows < 0:
+            raise ValueError(f"hot_rows is {self.hot_rows}; give 0, which is none, or more")
+        if self.hot_rows > 0 and isinstance(self.sync, AsynchronousSync):
+            raise ValueError(
+                f"hot_rows is {self.hot_rows}, and the ranks of {type(self.sync).__name__} take no"
+                " step together in which a row could change its rank: leave it out, or use"
+                " AllReduce() or DCT()"
+            )
         self._check_holds()
 
     def _check_holds(self) -> None:

@@ -32,6 +32,7 @@ from embertide.trainer.config import (
 )
 from embertide.trainer.data.bags import Bags, Floats
 from embertide.trainer.data.base import PADDING_KEY
+from embertide.trainer.embedding.hot import HotRows, check_hot_rows, guests_bytes
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.sync.exchange import Asked, BagKeys, Exchange, Travelling
 from embertide.trainer.sync.plan import Ownership, balanced
@@ -47,6 +48,7 @@ _MAX_THREADS = 64  # that the store shares a step by
 # enough.
 _STAKE_EVERY, _STAKE_SAMPLES = 4, 1024
 _MAX_CHUNKS = 16  # of a row
+_OF_UTILITY = ("utility", "utility_decay")  # options of the store
 _MIN_BYTES = 64 << 10  # a share of all keys that is less than this is left alone
 
 
@@ -156,8 +158,11 @@ class EmbeddingStore(nn.Module):
         max_staleness: Ranks learn whole batches by themselves, and the gradients of so many may
             come between the time when a batch reads rows and its own; None: ranks take every step
             together.
+        hot_rows: How many rows may have a rank of their own, which answers for them in place of
+            their bucket's owner; 0: none.
 
     Attributes:
+        hot: Such rows; None: there can be none.
         served: With `max_staleness`, how ranks read and change one another's rows; else None.
         maintains: Whether `step` calls `store.maintain`; else another thread does it, after each
             batch or so.
@@ -180,6 +185,7 @@ class EmbeddingStore(nn.Module):
         prune: PruneConfig | None = None,
         hold_bytes: int = 0,
         max_staleness: int | None = None,
+        hot_rows: int = 0,
     ) -> None:
         """Open the store."""
         super().__init__()
@@ -187,10 +193,14 @@ class EmbeddingStore(nn.Module):
         self.optimizer = optimizer or OptimizerConfig()
         learned = [store_table(table, i, seed) for i, table in enumerate(config.tables)]
         self.tables = [*learned, *history_tables(config)]
+        guests_budget = 0
+        if hot_rows > 0:
+            check_hot_rows(learned, hot_rows, ddr_budget_bytes, (ranks or Ranks.alone()).size)
+            guests_budget = guests_bytes(learned, hot_rows)
         self.store = _store.TrainingStore(
             tables=self.tables,
             devices=devices,
-            ddr_budget_bytes=ddr_budget_bytes,
+            ddr_budget_bytes=ddr_budget_bytes - guests_budget,
             ssd_budget_bytes=ssd_budget_bytes,
             ssd_directory=ssd_directory,
             new_row_accesses=new_row_accesses,
@@ -219,6 +229,23 @@ class EmbeddingStore(nn.Module):
                 codecs or Codecs(),
                 counting=new_row_accesses > 1
                 or (prune is not None and prune.utility in ("norms", "accesses")),
+                hot=hot_rows > 0,
+            )
+        self.hot: HotRows | None = None
+        if self.exchange is not None and hot_rows > 0:
+            pruning = _pruning(config, prune, self.ranks.size)
+            self.hot = HotRows(
+                self.store,
+                [
+                    store_table(dataclasses.replace(table, bucket_bits=0), i, seed)
+                    for i, table in enumerate(config.tables)
+                ],
+                self.exchange,
+                {
+                    "optimizer": self.optimizer.name,
+                    **{name: pruning[name] for name in _OF_UTILITY if name in pruning},
+                },
+                hot_rows,
             )
         self.served: ServedExchange | None = None
         if isinstance(self.exchange, ServedExchange) and max_staleness is not None:
@@ -354,10 +381,27 @@ class EmbeddingStore(nn.Module):
     def _look_up(self, bags: "Sequence[_store.BagLookup]") -> "list[_store.RowPlaces]":
         """Look bags up; tell where rows are, if a step is to follow."""
         follows = self.training and torch.is_grad_enabled()
+        tables = len(self.config.tables)
+        hot_N = [n for n, bag in enumerate(bags) if bag[0] >= tables]
+        if hot_N:
+            assert self.hot is not None
+            return self._look_up_both(self.hot, bags, set(hot_N), follows=follows)
         if self._on_ssd and self.exchange is not None and follows:
             # Those that other ranks have asked for are known now alone.
             self.store.bring_rows([(bag[0], bag[1]) for bag in bags], threads=_threads())
         return self.store.lookup_bags(bags, threads=_threads(), places=follows)
+
+    def _look_up_both(
+        self, hot: HotRows, bags: "Sequence[_store.BagLookup]", hot_N: set[int], *, follows: bool
+    ) -> "list[_store.RowPlaces]":
+        """Look up bags of rows at home, and of hot ones."""
+        places: dict[int, _store.RowPlaces] = {}
+        others_N = [n for n in range(len(bags)) if n not in hot_N]
+        at_home = self._look_up([bags[n] for n in others_N])
+        places |= zip(others_N, at_home, strict=follows)
+        hosted = hot.look_up([bags[n] for n in sorted(hot_N)], threads=_threads(), places=follows)
+        places |= zip(sorted(hot_N), hosted, strict=follows)
+        return [places[n] for n in sorted(places)]
 
     def _serve_rows(self, bags: "Sequence[_store.BagLookup]") -> None:
         """Look bags up for a rank that learns a batch by itself; another thread may train."""
@@ -496,6 +540,8 @@ class EmbeddingStore(nn.Module):
                 of_ranks, found = self.exchange.gradients(asked, travelling)
                 bags += of_ranks
                 places += found
+                if self.hot is not None:
+                    self.hot.note(asked)
         self._record_sensitivities()
         updated = self._apply(bags, places)
         self.drop_gradients()
@@ -507,8 +553,8 @@ class EmbeddingStore(nn.Module):
         places: "Sequence[_store.RowPlaces | None]" = (),
     ) -> int:
         """Take a step of the optimizer, and what follows each."""
-        updated = self.store.apply_gradients(
-            bags,
+        apply = partial(
+            _store.TrainingStore.apply_gradients,
             learning_rate=self.optimizer.sparse_learning_rate,
             epsilon=self.optimizer.epsilon,
             initial_accumulator=self.optimizer.initial_accumulator,
@@ -516,8 +562,11 @@ class EmbeddingStore(nn.Module):
             beta2=self.optimizer.beta2,
             max_gradient_norm=self.optimizer.max_gradient_norm,
             threads=_threads(),
-            places=places,
         )
+        updated = 0
+        if self.hot is not None:
+            updated, bags, places = self.hot.apply(apply, bags, places)
+        updated += apply(self.store, bags, places=places)
         self.steps += 1
         self._prune()
         if self.maintains:
@@ -585,7 +634,49 @@ class EmbeddingStore(nn.Module):
             self._pruned_at = self.steps
             self.passes += 1
 
+    def may_prune_next(self) -> bool:
+        """Whether a pass of pruning may follow the next step; all ranks say the same."""
+        if self.prune is None:
+            return False
+        since = self.steps + 1 - self._pruned_at
+        return self.prune.due(self.steps + 1, since, 1.0) or since % self.prune.least == 0
+
+    def bring_hot_rows_home(self) -> None:
+        """Have each row be at its bucket's owner, as versions and checkpoints find it.
+
+        All ranks call it together, while no rank has asked for keys that are not learned yet.
+
+        Raises:
+            RankLostError: A rank is gone.
+        """
+        if self.hot is not None:
+            self.hot.bring_home()
+
+    def send_hot_rows_out(self) -> None:
+        """Choose rows by what was asked for since the last call, and have hosts answer for them.
+
+        As `bring_hot_rows_home`, which came before.
+
+        Raises:
+            RankLostError: A rank is gone.
+        """
+        if self.hot is not None:
+            self.hot.send_out(self.hot.choose())
+
+    def hot_figures(self) -> dict[str, int]:
+        """Return what is hot, and what was, as of `HotRows.figures`; empty where nothing can be."""
+        return {} if self.hot is None else self.hot.figures()
+
     def _pass(self, may_take: int, max_age: int) -> _store.PruneOutcome:
+        """Make a pass of pruning over rows that are at home."""
+        if self.hot is None:
+            return self._pass_here(may_take, max_age)
+        out = self.hot.bring_home()
+        outcome = self._pass_here(may_take, max_age)
+        self.hot.send_out(out)
+        return outcome
+
+    def _pass_here(self, may_take: int, max_age: int) -> _store.PruneOutcome:
         if self.exchange is None:
             return self.store.prune(0, may_take, max_age=max_age)
         rows = np.array([self.store.prune_rows(0)], np.float64)
@@ -699,5 +790,8 @@ class EmbeddingStore(nn.Module):
         return said | newest
 
     def stats(self) -> dict[str, Any]:
-        """Return the store's counters and sizes."""
-        return self.store.stats()
+        """Return the store's counters and sizes; steps of hot rows are among the counters."""
+        stats = self.store.stats()
+        for name, count in ({} if self.hot is None else self.hot.counters()).items():
+            stats[name] += count
+        return stats

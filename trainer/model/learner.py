@@ -158,6 +158,7 @@ class Learner:
             ranks=self.ranks,
             ownership=ownership,
             codecs=run.codecs,
+            hot_rows=run.hot_rows,
             max_staleness=run.sync.max_row_staleness
             if isinstance(run.sync, AsynchronousSync)
             else None,
@@ -372,6 +373,19 @@ class Learner:
         self, batch: Batch | Prepared, on_rows_ready: Callable[[], None] = lambda: None
     ) -> Learned:
         """Take a step as `learn` does; neither the batch's events are counted nor what it lacks."""
+        if self.rows.hot is None or not self.rows.may_prune_next():
+            return self._take_step(batch, on_rows_ready)
+        # Hot rows that a pass of pruning takes away go back to their owners, so that the next keys
+        # cannot be asked for before it.
+        try:
+            learned = self._take_step(batch, lambda: None)
+        except NotFiniteError:
+            on_rows_ready()
+            raise
+        on_rows_ready()
+        return learned
+
+    def _take_step(self, batch: Batch | Prepared, on_rows_ready: Callable[[], None]) -> Learned:
         ready = batch if isinstance(batch, Prepared) else self.prepare(batch)
         self.optimizer.zero_grad()
         if self._statistics is not None:

@@ -311,6 +311,7 @@ class Trainer:
             "traffic": {kind: dataclasses.asdict(t) for kind, t in self.ranks.traffic.items()},
             "apart": {} if self._apart is None else self._apart.figures(),
             "window": self.steps.window.figures(),
+            "hot": self.state.rows.hot_figures(),
         }
         plan = None if self._planner is None else self._planner.record.figures()
         every = self._channel.gather(mine)
@@ -596,6 +597,7 @@ class Trainer:
             apart={} if self._apart is None else self._apart.counters(),
             window=self.steps.window.figures(),
             plan={} if self._planner is None else self._planner.record.figures(),
+            hot=self.state.rows.hot_figures(),
             background={
                 each.name: {"state": each.state, "failures": each.failures, "error": each.error}
                 for each in healths()
@@ -643,12 +645,15 @@ class Trainer:
         self._publish_here(how, number, watermark_ms)
 
     def _publish_here(self, how: str, number: int, watermark_ms: int) -> None:
+        self.state.rows.bring_hot_rows_home()
         if how in ("whole", "last"):
             self.versions.publish(number, watermark_ms, snapshot=True, last=how == "last")
         elif how == "change":
             self.versions.publish_change(watermark_ms)
         else:
             self.versions.publish_if_room(number, watermark_ms, snapshot=how == "snapshot")
+        if how != "last":
+            self.state.rows.send_hot_rows_out()
 
     def _reach(self, ts_ms: int) -> None:
         """Publish the version whose time has come; all events before it are learned."""

@@ -16,6 +16,7 @@ class Progress:
         apart: Counters of ranks that are not at the same step (`Apart.counters`); else empty.
         plan: The stage and figures of a search for a plan (`PlanRecord.figures`); else empty.
         window: Figures of rows that are held for batches read ahead (`Window.figures`); else empty.
+        hot: Figures of rows with a rank of their own (`HotRows.figures`); else empty.
     """
 
     events: int
@@ -44,13 +45,14 @@ class Progress:
     apart: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     window: dict[str, float] = dataclasses.field(default_factory=dict)
     plan: dict[str, Any] = dataclasses.field(default_factory=dict)
+    hot: dict[str, int] = dataclasses.field(default_factory=dict)
     # The current day: Monitor.quality, by whose figures they are; Monitor.slices.
     quality: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     slices: dict[str, dict[str, dict[str, float]]] = dataclasses.field(default_factory=dict)
 
     def of_rank(self) -> dict[str, Any]:
         """Return what one rank has to add to the run's figures."""
-        names = ("rows", "resident_bytes", "dropped", "traffic", "apart")
+        names = ("rows", "resident_bytes", "dropped", "traffic", "apart", "hot")
         return {name: getattr(self, name) for name in names}
 
     def with_others(self, others: Sequence[dict[str, Any]]) -> "Progress":
@@ -69,6 +71,7 @@ class Progress:
             rows=self.rows + sum(each["rows"] for each in others),
             resident_bytes=total("resident_bytes"),
             dropped=total("dropped"),
+            hot=total("hot"),
             traffic=_by_name([self.traffic, *(each["traffic"] for each in others)]),
             apart=_by_name([self.apart, *(each["apart"] for each in others)]),
         )

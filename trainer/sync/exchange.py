@@ -70,6 +70,11 @@ class Exchange:
         ownership: Who owns what.
         codecs: How it travels.
         counting: Whether owners must know how often a key occurs.
+        hot: Whether some rows may be hot: each table then stands there once more, behind all of
+            them, with those of its keys that have a rank of their own (`Router.set_hosts`).
+
+    Attributes:
+        everywhere: Tables whose rows all ranks have.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class Exchange:
         codecs: Codecs,
         *,
         counting: bool,
+        hot: bool = False,
     ) -> None:
         """Open the channels."""
         self.ranks = ranks
@@ -92,20 +98,23 @@ class Exchange:
         self._dims = [
             table.layout.dim - table.counter_chunks * table.layout.chunk_dim for table in tables
         ]
-        self.router = _store.Router(
-            [
-                (table.bucket_bits, width, dim, owners)
-                for table, width, dim, owners in zip(
-                    tables, self._widths, self._dims, ownership.owners_T, strict=True
-                )
-            ],
-            ranks=ranks.size,
-            rank=ranks.rank,
-        )
-        self._everywhere = [t for t in range(len(tables)) if ownership.everywhere(t)]
+        routed = [
+            (table.bucket_bits, width, dim, owners)
+            for table, width, dim, owners in zip(
+                tables, self._widths, self._dims, ownership.owners_T, strict=True
+            )
+        ]
+        self._tables = len(tables)
+        if hot:
+            # No key is routed to these by its bucket.
+            nobody = np.zeros(1, np.uint16)
+            routed += [(0, width, dim, nobody) for _, width, dim, _ in routed]
+            self._widths, self._dims = 2 * self._widths, 2 * self._dims
+        self.router = _store.Router(routed, ranks=ranks.size, rank=ranks.rank)
+        self.everywhere = [t for t in range(len(tables)) if ownership.everywhere(t)]
         self.feedback: Feedback | None = None
         if codecs.gradients == "int8":
-            self.feedback = Feedback(_FEEDBACK_PLACES, self._dims)
+            self.feedback = Feedback(_FEEDBACK_PLACES, self._dims[: self._tables])
 
     # --- keys -------------------------------------------------------------------------------------
 
@@ -121,7 +130,7 @@ class Exchange:
         parts = np.split(routed.keys, np.cumsum(lengths_RT.sum(axis=1))[:-1])
         counts = np.split(routed.counts, np.cumsum(lengths_RT.sum(axis=1))[:-1])
         mine = self.ranks.rank
-        if self._everywhere:
+        if self.everywhere:
             # All have these rows: keys go along for their gradients' sake.
             own = np.split(parts[mine], np.cumsum(lengths_RT[mine])[:-1])
             own_counts = np.split(counts[mine], np.cumsum(lengths_RT[mine])[:-1])
@@ -130,7 +139,7 @@ class Exchange:
                     continue
                 theirs = np.split(parts[rank], np.cumsum(lengths_RT[rank])[:-1])
                 their_counts = np.split(counts[rank], np.cumsum(lengths_RT[rank])[:-1])
-                for t in self._everywhere:
+                for t in self.everywhere:
                     theirs[t], their_counts[t] = own[t], own_counts[t]
                     lengths_RT[rank, t] = len(own[t])
                 parts[rank] = np.concatenate(theirs)
@@ -184,7 +193,7 @@ class Exchange:
         mine = self.ranks.rank
         blocks_R = [
             [
-                self._row_block(t, 0 if rank != mine and t in self._everywhere else len(keys))
+                self._row_block(t, 0 if rank != mine and t in self.everywhere else len(keys))
                 for t, keys in enumerate(keys_T)
             ]
             for rank, keys_T in enumerate(asked.keys_RT)
@@ -228,7 +237,7 @@ class Exchange:
         ]
         if self.feedback is not None:
             self._feed_back(asked, sums, to_R)
-        if self._everywhere:
+        if self.everywhere:
             sums, to_R = self._to_all(sums, to_R)
         from_R = [
             [Block(len(keys), self._dims[t]) for t, keys in enumerate(keys_T)]
@@ -273,7 +282,7 @@ class Exchange:
                 at += block.keys * block.width
             parts_RT.append(parts)
         how = self.codecs.gradients
-        for t in self._everywhere:
+        for t in self.everywhere:
             # Here, too, as others get it: all ranks' rows must stay the same.
             own = [to_R[mine][t]]
             rounded = codec.decode(how, codec.encode(how, parts_RT[mine][t], own), own)
@@ -289,14 +298,15 @@ class Exchange:
         for rank, blocks in enumerate(to_R):
             for t, block in enumerate(blocks):
                 n, dim = block.keys, block.width
-                goes = rank != self.ranks.rank or t in self._everywhere
+                goes = rank != self.ranks.rank or t in self.everywhere
                 if n and goes:
                     keys_U = asked.routed.keys[key_at : key_at + n]
                     gradients_UD = sums[at : at + n * dim].reshape(n, dim)
-                    self.feedback.add(t, keys_U, gradients_UD)
+                    of = t % self._tables  # a hot key's are those of its table
+                    self.feedback.add(of, keys_U, gradients_UD)
                     sent = codec.encode("int8", gradients_UD.reshape(-1), [block])
                     rest = gradients_UD - codec.decode("int8", sent, [block]).reshape(n, dim)
-                    self.feedback.keep(t, keys_U, rest)
+                    self.feedback.keep(of, keys_U, rest)
                 key_at += n
                 at += n * dim
 

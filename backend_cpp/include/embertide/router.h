@@ -10,11 +10,15 @@
 //   gradients  dim of the table floats for each key
 //
 // A table of which every rank has all rows (kEverywhere) is asked of the rank itself.
+//
+// Some keys may have a rank of their own, whoever owns their bucket (SetHosts): these are hot. They
+// stand in blocks of a table of their own, for their rows lie in another store than the others'.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "embertide/status.h"
@@ -99,7 +103,14 @@ class Router {
 
   // kInvalidArgument: a table that does not exist, offsets that do not ascend.
   Result<Routed> Route(std::span<const BagKeys> bags);
-  // The rank of each key's bucket; `rank` itself for kEverywhere.
+  // From the next call of Route on, keys of `table` with a rank of their own: `hosts` has it for
+  // each of `keys`, and they stand in the blocks of table `as`, which no call routes by itself.
+  // Those set before have none any more. A key's bucket is asked for all the same, as TakeLoad
+  // counts. kInvalidArgument naming what is wrong: a table that does not exist, another width or
+  // dim, not one rank a key; nothing has changed.
+  Status SetHosts(uint32_t table, uint32_t as, std::span<const int64_t> keys,
+                  std::span<const uint16_t> hosts);
+  // The rank of each key's bucket, hot or not; `rank` itself for kEverywhere.
   std::vector<uint16_t> OwnersOf(uint32_t table, std::span<const int64_t> keys) const;
   // Keys asked of each bucket since the last call, tables after tables: what a bucket costs.
   std::vector<uint64_t> TakeLoad();
@@ -114,7 +125,12 @@ class Router {
     uint32_t block;  // rank x tables + table
     uint32_t count;
   };
+  struct Hot {
+    uint32_t as = 0;                               // table
+    std::unordered_map<uint64_t, uint16_t> hosts;  // by key
+  };
   std::unique_ptr<std::vector<RoutedTable>> tables_;
+  std::vector<Hot> hot_;              // by table
   std::vector<size_t> first_bucket_;  // by table, in `load_`
   std::vector<uint64_t> load_;
   uint32_t ranks_ = 1;

@@ -197,6 +197,16 @@ class TrainingStore : public Store {
   Status ExportBucketWithStates(const ReadView& view, uint32_t table, uint32_t bucket,
                                 std::vector<std::byte>* records,
                                 std::vector<RowState>* states) const;
+  // Appends the records of those of `keys` that have a row, in their order, and what StateOf gives
+  // of each: for another store, which learns them for a while. The rows stay.
+  Status ExportRows(uint32_t table, std::span<const uint64_t> keys, std::vector<std::byte>* records,
+                    std::vector<RowState>* states) const;
+  // Has rows be as another store has learned them, which had them of ExportRows: values and state
+  // are written in their places, and the next TakeChanges gives them. kInvalidArgument, kNotFound:
+  // a record is of a key without a row, or of other live chunks, or there is not one state a
+  // record; the rows before it have changed.
+  Status PutRows(uint32_t table, std::span<const std::byte> records,
+                 std::span<const RowState> states);
   // Inserts records as rows as they are (restore from a snapshot).
   Status ImportRecords(uint32_t table, uint32_t bucket, std::span<const std::byte> records);
 
