@@ -76,8 +76,8 @@ def test_stages_of_the_slowest_are_shown(node: Node) -> None:
     [
         *("", "nv_inference_count 1", "[]", "7", "{}", '{"minute": 3}', "[" * 100_000),
         json.dumps({"minute": [{"us": 1.0}]}),
-        json.dumps({"minute": [call(1.0) | {"us": "x"}]}),
-        json.dumps({"minute": [call(1.0) | {"stages_us": [1]}]}),
+        json.dumps({"minute": [call(1.0, ended_ms=4000) | {"us": "x"}]}),
+        json.dumps({"minute": [call(1.0, ended_ms=4000) | {"stages_us": [1]}]}),
     ],
 )
 def test_what_is_no_such_page_is_refused(node: Node, text: str) -> None:
