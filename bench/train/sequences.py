@@ -56,7 +56,7 @@ def _timed(run: RunConfig) -> RunConfig:
     return _changed(run, sequences=(timed,))
 
 
-# 377,634 to 378,329 parameters: HSTU's two layers are weighed up by a wider attention or top.
+# 377,634 to 378,329 parameters: the others have a wider attention or top for HSTU's layers.
 HSTU = _timed(dataclasses.replace(CROSSED, model=news_hstu()))
 ATTENTION = _changed(CROSSED, attention_mlp=(80,))
 MEAN = _changed(CROSSED, net=MeanNet, top_mlp=(527, 128))

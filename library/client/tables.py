@@ -359,6 +359,8 @@ def _hashed(flat: Any, lengths_B: NDArray[np.int32] | None) -> Any:
     at = [
         n for n, each in enumerate(values) if isinstance(each, str) or (alone and _is_missing(each))
     ]
+    if not at:  # nothing to hash, and xxhash may not be installed
+        return values
     for n, key in zip(at, text_keys([values[n] for n in at]).tolist(), strict=True):
         values[n] = key
     return values

@@ -1,5 +1,6 @@
 """Features of text: the client hashes their texts as the trainer did, whatever holds them."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,12 @@ def sent(features: Any, **more: Any) -> list[list[int]]:
 def test_texts_are_sent_as_their_keys(column: Any) -> None:
     given_columns = {"user": column, "tags": [1, 2, 3, 4], "hour": [0, 1, 2, 3]}
     assert sent(given_columns) == [[KEYS[n], n + 1, n] for n in range(4)]
+
+
+def test_keys_that_are_integers_need_no_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a caller of integers works where xxhash is not installed."""
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    assert sent({"user": [7], "tags": [[8]], "hour": [1]})[0][:3] == [7, 8, 1]
 
 
 def test_lists_and_contexts_of_texts_are_hashed_too() -> None:

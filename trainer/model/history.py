@@ -16,7 +16,7 @@ from embertide.trainer.model.layers import Columns, mlp
 
 
 class Attention(nn.Module):
-    """A sum of the sequence's vectors, weighed by the target (Zhou et al. 2018, arXiv:1706.06978).
+    """A sum of the sequence's vectors, weighted by the target (Zhou et al. 2018, arXiv:1706.06978).
 
     Weights are not normalised, so that many items of a kind say more than one. A place that is
     not taken has weight 0, whatever is read there, and gets no gradient.
