@@ -13,7 +13,7 @@ from typing import Self
 from bench.servers import BenchError
 from embertide.server.adapters.process import Child
 
-_SERVICE = re.compile(r"embertide (serve|control)\b")
+_SERVICE = re.compile(r"embertide (serve\b|control\b|import .*--serve\b)")
 _READY = "Ctrl-C stops it"
 _COMMAND_S = 600
 _END_S = 60

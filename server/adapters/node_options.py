@@ -130,7 +130,9 @@ class ModelOptions:
         if self.max_batch_size < 1:
             raise ValueError(f"max_batch_size is {self.max_batch_size}; it must be at least 1")
         if self.hps_names and self.kind == "ranking":
-            raise ValueError("hps_names goes with kind lookup: HPS has no ranking models")
+            raise ValueError(
+                "hps_names goes with kind lookup (--kind lookup): HPS has no ranking models"
+            )
         if self.context and self.kind != "ranking":
             raise ValueError("context goes with kind ranking: embeddings have no candidates")
         bounded = self.max_queue_size is not None or self.max_wait_ms is not None

@@ -141,6 +141,14 @@ def command(
             callback=a_name, help="The model's name in Triton.", show_default="the name that it has"
         ),
     ] = None,
+    hps_names: Annotated[
+        bool,
+        typer.Option(
+            "--hps-names",
+            help="Call tensors as HugeCTR's HPS does, NUMKEYS and OUTPUT0: for --kind lookup, and "
+            "clients of a model that `import --hps` brought.",
+        ),
+    ] = False,
     instances: Annotated[int, typer.Option(help="Requests that are answered at a time.")] = 2,
     max_queue: Annotated[
         int, typer.Option(help="Requests that may wait; more are refused: UNAVAILABLE.", min=1)
@@ -271,6 +279,7 @@ def command(
         ssd = flags["ssd_directory"] or (directory / "ssd" if flags["ssd_mib"] else None)
         try:
             options = triton.ModelOptions(
+                hps_names=hps_names,
                 instances=instances,
                 max_queue_size=max_queue,
                 max_wait_ms=max_wait_ms,

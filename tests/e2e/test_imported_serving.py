@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import foreign_net
+import hps
 import numpy as np
 import pytest
 import torch
@@ -97,16 +98,34 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Foreign:
     return Foreign(model, rows, directory / "snapshot")
 
 
+@dataclasses.dataclass
+class Theirs:
+    """Rows of a model of HPS, and the snapshot made of it."""
+
+    rows: hps.Rows
+    snapshot: Path
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
+    directory = tmp_path_factory.mktemp("hps")
+    rows = hps.write(directory)
+    run("import", "--hps", directory / "ps.json", directory / "snapshot", "--json")
+    return Theirs(rows, directory / "snapshot")
+
+
 @pytest.fixture(scope="module")
 def server(
-    foreign: Foreign, server_options: triton.ServerOptions, tmp_path_factory: Any
+    foreign: Foreign, theirs: Theirs, server_options: triton.ServerOptions, tmp_path_factory: Any
 ) -> Iterator[triton.TritonServer]:
     directory = tmp_path_factory.mktemp("imported-triton")
     log = directory / "triton.log"
-    options = beside(server_options, directory, log, ("ranking", "lookup"))
+    options = beside(server_options, directory, log, ("ranking", "lookup", "hps"))
     model = triton.ModelOptions(snapshot=foreign.directory, max_batch_size=64)
     triton.write_model(directory, "ranking", model.replace(kind="ranking"))
     triton.write_model(directory, "lookup", model)
+    of_hps = model.replace(snapshot=theirs.snapshot, hps_names=True)
+    triton.write_model(directory, "hps", of_hps)
     with triton.TritonServer(options) as running:
         yield running
         assert running.alive(), running.log_text()
@@ -166,3 +185,28 @@ def test_lookup_gives_the_rows_bit_for_bit(client: Client, foreign: Foreign) -> 
     keys = np.array(bags, np.int64)[:, :, 0]
     result = client.send({"KEYS": keys}, model="lookup")
     np.testing.assert_array_equal(result.as_numpy("EMBEDDING"), foreign.embeddings(bags))
+
+
+def test_a_client_of_hps_gets_the_row_of_each_key_bit_for_bit(
+    client: Client, theirs: Theirs
+) -> None:
+    """Keys of all tables, one after the other; known, repeated and unknown ones; empty tables."""
+    draw = np.random.default_rng(3)
+    for counts in ((2, 52, 1), (0, 7, 0), (3, 0, 4), (1, 1, 1)):
+        asked = {
+            table: [next(iter(rows)), *draw.integers(-3_000, 9_000, count).tolist()][:count]
+            for (table, rows), count in zip(theirs.rows.items(), counts, strict=True)
+        }
+        keys = np.array([[key for keys in asked.values() for key in keys]], np.int64)
+        answer = client.send(
+            {"KEYS": keys, "NUMKEYS": np.array([counts], np.int32)}, model="hps"
+        ).as_numpy("OUTPUT0")
+        expected = [hps.row_of(theirs.rows, table, key) for table in asked for key in asked[table]]
+        assert answer.tobytes() == np.concatenate(expected).tobytes()
+
+
+def test_a_sample_of_hps_of_too_few_tables_is_refused(client: Client, theirs: Theirs) -> None:
+    with pytest.raises(Exception, match="not a multiple of the 3"):
+        client.send(
+            {"KEYS": np.zeros((1, 2), np.int64), "NUMKEYS": np.ones((1, 2), np.int32)}, model="hps"
+        )

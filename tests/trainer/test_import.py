@@ -496,7 +496,7 @@ FILES = {
     ),
     "pooling": (
         "[[tables]]\nname='a'\nsource='b'\n[[features]]\nname='f'\ntable='a'\npooling='max'",
-        "pooling 'max'; use sum or mean",
+        "pooling is 'max'; use one of 'sum', 'mean', 'none'",
     ),
 }
 

@@ -3,9 +3,10 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from embertide.trainer.config.changes import ALLOWED, BEFORE, CHANGE, allowed, fixed
+from embertide.trainer.config.choices import check_choice
 from embertide.trainer.config.model import check_plain
 from embertide.trainer.config.user_objects import name_of
 
@@ -103,8 +104,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot learn."""
-        if self.name not in get_args(Optimizer):
-            raise ValueError(f"optimizer {self.name!r}; use one of {get_args(Optimizer)}")
+        check_choice("optimizer", self.name, Optimizer)
         for name in ("sparse_learning_rate", "dense_learning_rate", "epsilon"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
@@ -188,6 +188,7 @@ class PruneConfig:
             raise ValueError(
                 f"prune: bytes is {self.bytes}, ratio {self.ratio}; give one of them, above 0"
             )
+        check_choice("prune: utility", self.utility, Utility)
         if not 0 <= self.counts_worth < math.inf:
             raise ValueError(f"prune: counts_worth is {self.counts_worth}; give 0 or more")
         for name in ("half_life", "every"):

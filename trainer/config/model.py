@@ -156,6 +156,11 @@ class ModelConfig:
                 raise ValueError(
                     f"feature {feature.name!r} names table {feature.table!r}; there are {tables}"
                 )
+            if feature.pooling == "none":
+                raise ValueError(
+                    f"feature {feature.name!r}: pooling is 'none', and a net takes one vector a "
+                    "feature: use 'sum' or 'mean'"
+                )
         self._check_counters()
         self._check_net()
         self._check_heads()

@@ -2,9 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from embertide.trainer.config.changes import ALLOWED, CHANGE, allowed, because, fixed, free
+from embertide.trainer.config.choices import check_choice
 from embertide.trainer.config.evaluation import EvalConfig
 from embertide.trainer.config.labels import LabelJoin
 from embertide.trainer.config.learning import CorrectionConfig, OptimizerConfig, PruneConfig
@@ -61,10 +62,7 @@ class Codecs:
     def __post_init__(self) -> None:
         """Refuse a codec that does not exist."""
         for name in ("rows", "gradients"):
-            if getattr(self, name) not in get_args(Codec):
-                raise ValueError(
-                    f"codecs: {name} is {getattr(self, name)!r}; use one of {get_args(Codec)}"
-                )
+            check_choice(f"codecs: {name}", getattr(self, name), Codec)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,10 +223,8 @@ class RunConfig:
                 f"loss is {self.loss!r}; use 'bce', or a function of yours: itself, or as text"
                 " package.module:name"
             )
-        if self.net_dtype not in get_args(NetDtype):
-            raise ValueError(f"net_dtype is {self.net_dtype!r}; use one of {get_args(NetDtype)}")
-        if self.net_device not in get_args(NetDevice):
-            raise ValueError(f"net_device is {self.net_device!r}; use one of {get_args(NetDevice)}")
+        check_choice("net_dtype", self.net_dtype, NetDtype)
+        check_choice("net_device", self.net_device, NetDevice)
         check_sync(self.sync)
         if self.full_snapshot_every > 1 and self.publish_budget is not None:
             raise ValueError(

@@ -9,8 +9,9 @@ import dataclasses
 import math
 import types
 from collections.abc import Iterable, Mapping
-from typing import Literal, get_args
+from typing import Literal
 
+from embertide.trainer.config.choices import check_choice
 from embertide.trainer.errors import ConfigurationError
 
 GradientValues = Literal["fp32", "fp16"]
@@ -32,7 +33,7 @@ class AllReduce:
 
     def __post_init__(self) -> None:
         """Refuse values that do not exist."""
-        _check_choice("AllReduce", "values", self.values, get_args(GradientValues))
+        check_choice("AllReduce: values", self.values, GradientValues)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +71,7 @@ class DCT:
             )
         _check_least("DCT", "whole_steps", self.whole_steps, 0)
         _check_least("DCT", "refresh_every", self.refresh_every, 1)
-        _check_choice("DCT", "values", self.values, get_args(GradientValues))
+        check_choice("DCT: values", self.values, GradientValues)
 
     def density_of(self, ranks: int) -> float:
         """Return the share of so many ranks.
@@ -134,7 +135,7 @@ class PartialAllReduce(AsynchronousSync):
         AsynchronousSync.__post_init__(self)
         _check_least("PartialAllReduce", "group_size", self.group_size, 2)
         _check_least("PartialAllReduce", "max_lag", self.max_lag, 0)
-        _check_choice("PartialAllReduce", "schedule", self.schedule, get_args(GroupSchedule))
+        check_choice("PartialAllReduce: schedule", self.schedule, GroupSchedule)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +166,7 @@ class Hop(AsynchronousSync):
         for name in ("backup", "staleness", "max_jump"):
             _check_least("Hop", name, getattr(self, name), 0)
         if isinstance(self.graph, str):
-            _check_choice("Hop", "graph", self.graph, (RING,), " or pairs of ranks (from, to)")
+            check_choice("Hop: graph", self.graph, Literal["ring"], " or pairs of ranks (from, to)")
             return
         edges = tuple((int(a), int(b)) for a, b in self.graph)
         object.__setattr__(self, "graph", edges)
@@ -306,15 +307,6 @@ def _plain(text: str) -> object:
 def _check_least(kind: str, name: str, value: int, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{kind}: {name} is {value!r}; give {least} or more")
-
-
-def _check_choice(
-    kind: str, name: str, value: str, choices: tuple[str, ...], more: str = ""
-) -> None:
-    if value not in choices:
-        raise ValueError(
-            f"{kind}: {name} is {value!r}; use {' or '.join(map(repr, choices))}{more}"
-        )
 
 
 def _count_ends(edges: Iterable[tuple[int, int]], end: int) -> dict[int, int]:

@@ -2,10 +2,12 @@
 
 import dataclasses
 import math
-from typing import Literal, get_args
+from typing import Literal
+
+from embertide.trainer.config.choices import check_choice
 
 DenseStep = Literal["clip", "log1p", "standardise", "quantile", "bucketise"]
-Pooling = Literal["sum", "mean"]
+Pooling = Literal["sum", "mean", "none"]
 FeatureKeys = Literal["one", "list", "weighed"]
 RowDtype = Literal["fp32", "fp16", "bf16", "int8"]
 
@@ -85,6 +87,7 @@ class TableConfig:
 
     def __post_init__(self) -> None:
         """Refuse a table that cannot be cut into chunks, or holds no counts."""
+        check_choice(f"table {self.name!r}: dtype", self.dtype, RowDtype)
         if self.chunks < 1 or self.dim % self.chunks:
             raise ValueError(f"table {self.name!r}: dim {self.dim} is no multiple of {self.chunks}")
         if self.counters is not None and self.dtype != "fp32":
@@ -114,7 +117,8 @@ class FeatureConfig:
         name: The feature's name; that of the events' schema, in lower case.
         table: The table of its keys; features may share one.
         pooling: How a bag of several keys becomes one embedding: "sum" or "mean"; a mean is divided
-            by the number of keys, weighed or not.
+            by the number of keys, weighed or not. "none", the row of each key, is for models
+            without a net, which `import` makes.
         keys: The form of it in an event: "one" key, a "list" of any number of them, or a list of
             keys each with a weight, "weighed". That of the events' schema.
         learned_default: Whether the net learns a vector for keys without a row, which else read as
@@ -134,10 +138,8 @@ class FeatureConfig:
 
     def __post_init__(self) -> None:
         """Refuse what an event cannot have."""
-        if self.keys not in get_args(FeatureKeys):
-            raise ValueError(
-                f"feature {self.name!r}: keys is {self.keys!r}; use one of {get_args(FeatureKeys)}"
-            )
+        check_choice(f"feature {self.name!r}: pooling", self.pooling, Pooling)
+        check_choice(f"feature {self.name!r}: keys", self.keys, FeatureKeys)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,10 +244,7 @@ class DenseConfig:
     def __post_init__(self) -> None:
         """Refuse what the store's library would."""
         for step in self.steps:
-            if step not in get_args(DenseStep):
-                raise ValueError(
-                    f"dense feature {self.name!r}: step {step!r}; use {get_args(DenseStep)}"
-                )
+            check_choice(f"dense feature {self.name!r}: a step", step, DenseStep)
         if len(self.steps) > 8:
             raise ValueError(
                 f"dense feature {self.name!r} has {len(self.steps)} steps; give 8 at most"

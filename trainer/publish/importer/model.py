@@ -190,6 +190,13 @@ class _Table:
 
 def _check_dense(spec: ModelSpec, tables: Sequence[_Table], dense: DenseFolder, path: Path) -> None:
     dims = {table.config.name: table.source.dim for table in tables}
+    for feature in spec.features:
+        if feature.pooling == "none":
+            raise ModelImportError(
+                path,
+                f"the net takes one vector a feature, and feature {feature.name!r} has pooling "
+                "none: give it sum or mean, or leave the net out",
+            )
     total = sum(dims[feature.table] for feature in spec.features)
     if dense.embedding_dim != total:
         each = " + ".join(f"{dims[f.table]} ({f.name})" for f in spec.features)

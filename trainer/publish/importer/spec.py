@@ -18,7 +18,7 @@ default_row = [0.0, 0.5]          # what unknown keys read as; zeros if left out
 [[features]]                      # in the order of KEYS' columns; one a table if left out
 name = "cand"
 table = "item"
-pooling = "mean"                  # sum or mean
+pooling = "mean"                  # sum, mean, or none: each key's row
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from embertide.trainer.config import FeatureConfig, Pooling
+from embertide.trainer.config import FeatureConfig
 from embertide.trainer.publish.importer.sources import (
     FORMATS,
     Format,
@@ -132,11 +132,6 @@ class ModelSpec:
                     f"feature {feature.name!r} names table {feature.table!r}; there are "
                     f"{', '.join(names)}",
                 )
-            if feature.pooling not in get_args(Pooling):
-                raise ModelImportError(
-                    where,
-                    f"feature {feature.name!r} has pooling {feature.pooling!r}; use sum or mean",
-                )
 
 
 def _section(values: object, where: str, known: Mapping[str, type | tuple[type, ...]]) -> Any:
@@ -179,11 +174,18 @@ def _table(values: object, path: Path, index: int) -> TableSpec:
     return TableSpec(**section, source=source, default_row=tuple(map(float, row)))
 
 
+def _checked(where: str, said: Mapping[str, Any]) -> FeatureConfig:
+    try:
+        return FeatureConfig(**said)
+    except ValueError as error:
+        raise ModelImportError(where, str(error)) from error
+
+
 def _feature(values: object, path: Path, index: int) -> FeatureConfig:
     where = f"{path}, feature {index + 1}"
     section = _section(values, where, _FEATURE)
     _required(section, ("name", "table"), where)
-    return FeatureConfig(**section)
+    return _checked(where, section)
 
 
 def _one_each(tables: Sequence[TableSpec]) -> tuple[FeatureConfig, ...]:
@@ -243,7 +245,6 @@ def parse_table(
     features = []
     for each in names:
         feature, _, pooling = each.partition("/")
-        # Checked with the rest of the model.
-        chosen: Any = pooling or "sum"
-        features.append(FeatureConfig(name=feature, table=name, pooling=chosen))
+        said = {"name": feature, "table": name, "pooling": pooling or "sum"}
+        features.append(_checked(f"--table {text}", said))
     return table, tuple(features) or _one_each([table])
