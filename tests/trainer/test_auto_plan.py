@@ -58,6 +58,7 @@ def test_a_plan_is_tried_and_the_run_ends_as_one_without(
     assert (first["is_planned"], first["stage"]) == (False, "trial")
     assert first["default_s"] > 0
     assert first["predicted_s"] > 0
+    assert second["searched"] == first["searched"] > 0
     assert second["is_planned"]
     assert {owner for of in second["owns"] for owner in of} == {1}
     assert second["stage"] == outcome
@@ -149,8 +150,22 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     owners = found.owners(RUN.model)
     assert owners is not None
     assert owners.ranks == 2
+    assert found.figures().keys() >= {"stage", "searched", "why"}
     refused = dataclasses.replace(_TRIAL, stage="refused")
     assert refused.owners(RUN.model) is None
+
+
+def test_the_name_of_a_record_is_on_the_drive_once_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+
+    def sync(folder: Path) -> None:
+        synced.append((folder, (folder / plan_record.FILE).exists()))
+
+    monkeypatch.setattr(plan_record, "sync_folder", sync)
+    _TRIAL.write(tmp_path)
+    assert synced == [(tmp_path, True)]  # after the rename
 
 
 def test_a_folder_without_a_record_begins_with_a_profile(tmp_path: Path) -> None:

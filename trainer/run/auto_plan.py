@@ -283,13 +283,14 @@ class AutoPlanner:
         said = json.loads((folder / "said").read_text(encoding="utf-8"))
         now_s, then_s = float(said["usual_s"]), float(said["step_s"])
         saved = 1 - then_s / now_s
+        figures = {"searched": int(said["evaluations"]), "predicted_s": then_s}
         words = (
             f"{said['evaluations']:,} plans were timed; the best is predicted to take"
             f" {1e3 * then_s:.1f} ms in place of {1e3 * now_s:.1f} ms ({saved:.0%} saved)"
         )
         if saved < self._options.min_gain:
             few = f"{words}, and less than {self._options.min_gain:.0%} is no reason to start again"
-            return {"stage": "none", "predicted_s": then_s, "why": few}
+            return {"stage": "none", **figures, "why": few}
         if self.total_events is not None:
             left = max(0, self.total_events - events) / self._run.batch_size
             if left * (now_s - then_s) < self._starting_s:
@@ -297,9 +298,9 @@ class AutoPlanner:
                     f"{words}, which saves {left * (now_s - then_s):.0f} s of what is left, and a"
                     f" start takes {self._starting_s:.0f} s"
                 )
-                return {"stage": "none", "predicted_s": then_s, "why": few}
+                return {"stage": "none", **figures, "why": few}
         text = (folder / "plan.json").read_text(encoding="utf-8")
-        return {"stage": "trial", "plan": text, "predicted_s": then_s, "why": words}
+        return {"stage": "trial", "plan": text, **figures, "why": words}
 
     # --- the record -------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from embertide.trainer.config import ModelConfig
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.publish.folder import write_synced
+from embertide.trainer.publish.folder import sync_folder, write_synced
 from embertide.trainer.sync import plan
 from embertide.trainer.sync.plan import Ownership
 
@@ -34,6 +34,7 @@ class PlanRecord:
         ranks: The number of ranks that it is of.
         machine: The first rank's, in words.
         plan: The plan that was found, as its file has it; empty: none.
+        searched: Plans that the search timed; 0: it has not ended, or has failed.
         default_s: A step without the plan, the median of those measured; 0: not measured.
         predicted_s: A step with the plan, as the search predicts it.
         measured_s: A step with the plan, the median of those measured.
@@ -47,6 +48,7 @@ class PlanRecord:
     ranks: int = 1
     machine: str = ""
     plan: str = ""
+    searched: int = 0
     default_s: float = 0.0
     predicted_s: float = 0.0
     measured_s: float = 0.0
@@ -78,11 +80,11 @@ class PlanRecord:
 
     def figures(self) -> dict[str, Any]:
         """Return what people and programs are shown of it."""
-        names = ("stage", "default_s", "predicted_s", "measured_s", "profile_s", "stop_s", "why")
-        return {name: getattr(self, name) for name in names}
+        names = "stage searched default_s predicted_s measured_s profile_s stop_s why"
+        return {name: getattr(self, name) for name in names.split()}
 
     def write(self, folder: Path) -> None:
-        """Write it to a folder.
+        """Write it to a folder; it is on the drive when this returns.
 
         Raises:
             OSError: It cannot be written.
@@ -90,6 +92,7 @@ class PlanRecord:
         partial = folder / f".{FILE}"
         write_synced(partial, json.dumps(dataclasses.asdict(self)).encode())
         partial.rename(folder / FILE)
+        sync_folder(folder)  # else a crash of the machine may bring the record before back
 
 
 def read(folder: Path, model: ModelConfig, ranks: int, machine: str) -> tuple[PlanRecord, str]:
