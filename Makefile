@@ -92,7 +92,7 @@ build/.dev: build/.venv $(SOURCES)
 	@rm -rf .mypy_cache
 	@touch $@
 
-demo: dev serving ## a model learns while it is served; DATA=path.parquet EVENTS=n for a stream of yours, MODEL=news-crossed for another model, RANKS=2 for a trainer of two processes
+demo: dev serving ## a model learns while it is served; DATA=path.parquet EVENTS=n for a stream of yours, MODEL=news-crossed for another model, RANKS=2 for a trainer of two processes that look for a plan
 	@$(BIN)/embertide demo $(if $(MODEL),--model $(MODEL)) $(if $(RANKS),--ranks $(RANKS)) $(if $(DATA),--data "$(DATA)") $(if $(EVENTS),--events $(EVENTS))
 
 chaos: dev serving ## a fleet under seeded faults, every answer checked; ROUNDS=200, SEED=1, MINUTES=30; RESUME=1 goes on where it stopped

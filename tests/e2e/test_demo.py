@@ -1,5 +1,6 @@
 """The demo as a user runs it: real processes, a small stream, its proof, and what goes wrong."""
 
+import html
 import json
 import os
 import signal
@@ -114,6 +115,26 @@ def test_buckets_moved_because_traffic_shifted_and_no_answer_changed(
     assert decision["why"] in page
     decisions = json.loads((out / "decisions.json").read_text())["decisions"]
     assert [each["outcome"] for each in decisions].count("DECISION_OUTCOME_ACTED") == 1
+
+
+@pytest.mark.long
+def test_two_ranks_look_for_a_plan_and_the_report_says_what_they_found(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    given = ("--ranks", 2, "--events", 100_000, "--out", out)  # the search ends before them
+    done = embertide("demo", *given, *ports(), timeout=900)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((out / "report.json").read_text())
+    assert (report["ranks"], report["failed_requests"]) == (2, 0)
+    plan = report["plan"]
+    assert plan["stage"] in ("none", "kept", "refused")
+    assert plan["searched"] > 0
+    assert plan["default_s"] > 0
+    assert "plan of 2 ranks" in done.stdout
+    page = (out / "report.html").read_text()
+    assert f"{plan['searched']:,} plans timed" in page
+    assert html.escape(plan["why"]) in page
+    proof = embertide("demo", "--verify", "--out", out)
+    assert proof.returncode == 0, proof.stderr
 
 
 @pytest.mark.long

@@ -29,7 +29,13 @@ from embertide.server.cli.demo.options import (
     load_demo,
 )
 from embertide.server.cli.demo.proof import check
-from embertide.server.cli.demo.report import auc_text, headline, hit_share, reshard_faults
+from embertide.server.cli.demo.report import (
+    auc_text,
+    headline,
+    hit_share,
+    plan_text,
+    reshard_faults,
+)
 from embertide.server.cli.demo.run import Demo, State
 
 _EVERY_S = 5.0
@@ -63,6 +69,8 @@ def _rows(state: State) -> list[tuple[str, str]]:
             ("request p50 / p99", f"{replay['p50_ms']:.1f} / {replay['p99_ms']:.1f} ms"),
             ("impressions a second", f"{replay['events_per_s']:,.0f}"),
         ]
+    if trainer.get("plan"):
+        rows.append(("plan of the ranks", plan_text(trainer["plan"])))
     if nodes:
         rows += [
             ("rows of both nodes", f"{nodes['rows']:,}"),
@@ -193,7 +201,12 @@ def command(
             "news stream is generated.",
         ),
     ] = None,
-    ranks: Annotated[int, typer.Option(help="Processes that train together.", min=1)] = 1,
+    ranks: Annotated[
+        int,
+        typer.Option(
+            help="Processes that train together; two and more look for a plan of their rows.", min=1
+        ),
+    ] = 1,
     events: Annotated[int | None, typer.Option(help="The first events alone.", min=1)] = None,
     hours: Annotated[int, typer.Option(help="Length of the generated stream.", min=1)] = 96,
     max_staleness: Annotated[

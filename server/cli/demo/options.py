@@ -62,6 +62,11 @@ class DemoOptions:
         names = CONTEXT.get(self.model)
         return ["--set", f"model.context={','.join(names)}"] if names else []
 
+    def rank_words(self) -> list[str]:
+        """Return the trainer's options for its ranks: several look for a plan as they learn."""
+        words = ["--nproc", str(self.ranks)]
+        return [*words, "--plan", "auto"] if self.ranks > 1 else words
+
     @property
     def publish_every_s(self) -> int:
         """Event time between versions: three fit the staleness that scoring allows."""

@@ -69,6 +69,7 @@ def headline(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("p50 / p99 of a request", f"{report['p50_ms']:.1f} / {report['p99_ms']:.1f} ms"),
         ("commit to first answer, p50 / p99", _freshness(report)),
         ("versions published", f"{report['versions_published']:,}"),
+        *_plan_of_ranks(report, short=True),
         (
             "lookups from DDR / SSD / copies of hot rows / the other node",
             " / ".join(f"{hit_share(hits, source):.1%}" for source in sources),
@@ -87,6 +88,33 @@ def headline(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             ),
         ]
     return figures
+
+
+def plan_text(plan: Mapping[str, Any]) -> str:
+    """Say how far ranks are with the plan that they look for, with what steps take."""
+    steps = [
+        f"{name} {1e3 * plan[f'{of}_s']:.1f}"
+        for name, of in (("without", "default"), ("predicted", "predicted"), ("with", "measured"))
+        if plan[f"{of}_s"]
+    ]
+    found = [f"{plan['searched']:,} plans timed"] if plan["searched"] else []
+    found += [f"{', '.join(steps)} ms a step"] if steps else []
+    return f"{plan['stage']} ({'; '.join(found)})" if found else str(plan["stage"])
+
+
+def _plan_of_ranks(report: Mapping[str, Any], *, short: bool) -> list[tuple[str, str]]:
+    """Say what ranks found when they looked for a plan; nothing of one that had no other."""
+    plan = report.get("plan")
+    if not plan:
+        return []
+    if short:
+        return [(f"plan of {report['ranks']} ranks", plan_text(plan))]
+    stops = [("training stood still to measure a step's parts", plan["profile_s"])]
+    stops += [("from the end of the ranks to the first step with the plan", plan["stop_s"])]
+    return [
+        ("why ranks have this plan", plan["why"] or "the stream ended before anything was decided"),
+        *((name, f"{seconds:.1f} s") for name, seconds in stops if seconds),
+    ]
 
 
 def _gain(decision: Mapping[str, Any]) -> str:
@@ -153,6 +181,7 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("DDR budget of a node", f"{report['node_ddr_budget_bytes']:,}"),
         *((f"resident bytes, {tier}", f"{size:,}") for tier, size in resident.items()),
         *((f"lookups from {source}", f"{count:,}") for source, count in report["hits"].items()),
+        *_plan_of_ranks(report, short=False),
     ]
     if freezing:
         said = f"{freezing['served_auc']:.4f} / {freezing['frozen_auc']:.4f}"

@@ -214,7 +214,7 @@ class Demo:
             *("--bus", bus, "--behind-scorer", "--cache", str(self.options.cache)),
             *("--publish-every-s", str(self.options.publish_every_s)),
             *("--keep-after", str(keep_after), "--keep-in", str(self.options.kept)),
-            *("--nproc", str(self.options.ranks)),
+            *self.options.rank_words(),
         ]
         log = self.options.log("trainer")
         return self._processes.enter_context(TrainerProcess("train", arguments, log=log))
@@ -281,6 +281,8 @@ class Demo:
             "failed_probes": stats["failed_probes"],
             "waited_s": stats["waited_s"],
             "versions_published": trained["version"],
+            "ranks": trained["ranks"],
+            "plan": trained["plan"],
             "rows": nodes["rows"],
             "resident_bytes": nodes["resident_bytes"],
             "hits": nodes["hits"],
