@@ -33,7 +33,7 @@ $(user reload '+acl|load +config|set')"
   echo "$common"
   user trainer '~e:* +@read +@write +@scripting +@transaction +@connection -@dangerous +info'
   user node '%R~e:* ~e:*:node* +@read +sadd +set +@connection -@dangerous'
-  user control '%R~e:* +@read +@connection -@dangerous'
+  user control '%R~e:* ~e:*:rollback +@read +set +@connection -@dangerous +info'
 } >"$folder/secrets/bus.acl"
 {
   echo "$common"

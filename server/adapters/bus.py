@@ -1,4 +1,7 @@
-"""The bus as the control plane sees it: versions, what was decided on them, and who publishes."""
+"""The bus as the control plane sees it: versions, what was decided on them, and who publishes.
+
+All of it is read but orders to roll back, which are written.
+"""
 
 import contextlib
 import threading
@@ -10,13 +13,15 @@ from google.protobuf.message import DecodeError
 
 from embertide.server.adapters.promotion import read_promotion
 from embertide.server.adapters.redis import connect
-from embertide.server.core.news import News
+from embertide.server.core.news import News, RollbackNews
 from embertide.v1 import control_pb2, update_pb2
 
 _TIMEOUT_S = 0.5
 _FRESH_S = 1.0
 _MODELS_MAX = 256
 _COMMITS_MAX = 16  # that are read at a time: one with dense tensors may have a megabyte
+ORDER_KEPT_S = 60
+"""An order that no trainer has taken is dropped after so long."""
 _SIGN_KEPT_MS = 7 * 86_400_000  # docs/formats.md, "Bus": its age is what is gone of that
 
 
@@ -39,6 +44,8 @@ class Bus:
         self._asked_s = -_FRESH_S
         self._trainer = f"e:{{{model}:commit}}:trainer"
         self._promoted = f"e:{{{model}:commit}}:promoted"
+        self._order = f"e:{{{model}:commit}}:rollback"
+        self._outcome = f"e:{{{model}:commit}}:rolled_back"
         self._newest: update_pb2.Version | None = None
         self._sign: control_pb2.TrainerStatus | None = None
         self.missed = 0
@@ -71,22 +78,47 @@ class Bus:
                 pipe.xrevrange(self._commits, count=_COMMITS_MAX)
             pipe.get(self._promoted)
             pipe.xlen(self._commits)
-            pipe.info("memory")
-            entries, record, versions, memory = pipe.execute()
+            pipe.get(self._order)
+            pipe.get(self._outcome)
+            entries, record, versions, order, outcome = pipe.execute()
             commits = [update_pb2.GlobalCommit.FromString(each[b"m"]) for _, each in entries]
             return News(
                 commits=sorted(commits, key=lambda each: each.version.number),
-                bus=control_pb2.BusStatus(
-                    used_bytes=int(memory["used_memory"]),
-                    max_bytes=int(memory.get("maxmemory", 0)),
-                    versions=versions,
-                ),
+                bus=self._status(versions),
                 promotion=read_promotion(record) if record else None,
                 trainer=trainer,
+                rollback=_rollback(order, outcome),
             )
         except (redis.RedisError, DecodeError, ValueError):
             self.missed += 1
             return News(trainer=trainer)
+
+    def _status(self, versions: int) -> control_pb2.BusStatus:
+        status = control_pb2.BusStatus(versions=versions)
+        # Overlays of Kubernetes that were made before 0.3 let this user read keys alone.
+        with contextlib.suppress(redis.exceptions.NoPermissionError):
+            memory: Any = self._redis.info("memory")
+            status.used_bytes = int(memory["used_memory"])
+            status.max_bytes = int(memory.get("maxmemory", 0))
+        return status
+
+    def rollback(self) -> RollbackNews:
+        """Return the order to roll back that waits, and what has become of the last one taken.
+
+        Raises:
+            redis.RedisError: The bus does not answer.
+        """
+        found: Any = self._redis.mget(self._order, self._outcome)
+        return _rollback(*found)
+
+    def order_rollback(self, order: update_pb2.RollbackOrder) -> None:
+        """Order a version to be restored; an order that waits already stays as it is.
+
+        Raises:
+            redis.RedisError: The bus does not answer, or refuses.
+        """
+        message = order.SerializeToString()
+        self._redis.set(self._order, message, ex=ORDER_KEPT_S, nx=True)
 
     def _look(self) -> None:
         if time.monotonic() - self._asked_s < _FRESH_S:
@@ -129,3 +161,10 @@ class Bus:
         """End the connection."""
         with contextlib.suppress(redis.RedisError):
             self._redis.close()
+
+
+def _rollback(order: bytes | None, outcome: bytes | None) -> RollbackNews:
+    return RollbackNews(
+        update_pb2.RollbackOrder.FromString(order) if order else None,
+        update_pb2.RollbackOutcome.FromString(outcome) if outcome else None,
+    )

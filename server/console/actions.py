@@ -13,6 +13,7 @@ from embertide.server.adapters.process import UsageError
 from embertide.server.cli.control_client import Caller, CallError, new_id, owner_name, table_name
 from embertide.server.cli.drift import frozen_until_ms
 from embertide.server.cli.drift_view import settings_facts, settings_line
+from embertide.server.cli.versions import rollback_plan, start_rollback, version_facts
 from embertide.server.core.drift.options import MODES
 from embertide.server.core.plan.planners import PLANNERS
 from embertide.v1 import control_pb2
@@ -134,6 +135,48 @@ def set_drift(caller: Caller, change: SettingsChange) -> None:
         CallError: The control plane refused, or cannot be reached.
     """
     caller.call("SetDriftSettings", control_pb2.SetDriftSettingsRequest(settings=change.settings))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RollbackPreview:
+    """A rollback as its page shows it.
+
+    Attributes:
+        version: The version whose state would be restored.
+        plan: What would be done, in words.
+        quality: Its figures that are known: names and values.
+        fields: The form's fields, to be sent again.
+    """
+
+    version: int
+    plan: str
+    quality: list[tuple[str, float]]
+    fields: dict[str, str]
+
+
+def roll_back(caller: Caller, form: Mapping[str, str], *, dry_run: bool) -> RollbackPreview:
+    """Order a rollback; the same form again orders nothing more.
+
+    Raises:
+        FieldError: A field cannot be right.
+        CallError: The control plane refused, or cannot be reached.
+    """
+    text, reason = form.get("version", "").strip(), _reason(form)
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:20]) < 1 << 63):
+        raise FieldError(f"version is {shown(text)}; give a number, as the page of versions has it")
+    id = form.get("id", "") or new_id()
+    if not is_name(id):
+        raise FieldError(f"the order's id is {shown(id)}; open the page anew")
+    version = int(text)
+    answer = start_rollback(caller, version, id=id, reason=reason, dry_run=dry_run)
+    facts = version_facts(answer.version)
+    names = {"auc": "AUC", "log_loss": "Log loss", "calibration": "Calibration"}
+    return RollbackPreview(
+        version,
+        rollback_plan(answer, version),
+        [(said, facts[name]) for name, said in names.items() if facts[name] is not None],
+        {"version": text, "reason": reason, "id": id},
+    )
 
 
 def _reason(form: Mapping[str, str]) -> str:

@@ -125,6 +125,7 @@ class Console:
                     Route("/operations/start", self._form(self._start), methods=["POST"]),
                     Route("/operations/steer", self._form(self._steer), methods=["POST"]),
                     Route("/drift/set", self._form(self._set_drift), methods=["POST"]),
+                    Route("/versions/rollback", self._form(self._roll_back), methods=["POST"]),
                     Mount("/static", _Static(directory=_HERE / "static")),
                 ],
                 exception_handlers={404: self._not_found, FormError: self._bad_form},
@@ -319,7 +320,7 @@ class Console:
                 status = 400 if isinstance(error, actions.FieldError) else 502
                 if isinstance(error, CallError) and error.code in REFUSED:
                     status = 403
-                view = "drift" if request.url.path.startswith("/drift") else "operations"
+                view = request.url.path.split("/")[1]
                 frame = self._frame(session, view, "Refused")
                 return self._render("refused.html", status, error=str(error), **frame)
 
@@ -360,6 +361,15 @@ class Console:
         actions.set_drift(session.caller, change)
         self.source.forget_age()
         return RedirectResponse("/drift", 303)
+
+    def _roll_back(self, session: Session, form: Mapping[str, str]) -> Response:
+        confirmed = form.get("confirmed") == "yes"
+        preview = actions.roll_back(session.caller, form, dry_run=not confirmed)
+        if not confirmed:
+            frame = self._frame(session, "versions", "Go back")
+            return self._render("rollback.html", preview=preview, **frame)
+        self.source.forget_age()
+        return RedirectResponse("/versions", 303)
 
     def _steer(self, session: Session, form: Mapping[str, str]) -> Response:
         id, steering = form.get("operation", ""), form.get("steering", "")

@@ -49,6 +49,13 @@ class Promotion(NamedTuple):
     undone: tuple[Rollback, ...] = ()
 
 
+class RollbackNews(NamedTuple):
+    """An order to roll back that waits for a trainer, and the outcome of the last one taken."""
+
+    order: update_pb2.RollbackOrder | None = None
+    outcome: update_pb2.RollbackOutcome | None = None
+
+
 class News(NamedTuple):
     """News from outside the core at one time.
 
@@ -59,6 +66,7 @@ class News(NamedTuple):
         trainer: Its newest sign; None: there is none, or it is not known now.
         refused: Nodes that were refused.
         tasks: The health of this process's background tasks.
+        rollback: What was ordered, and what has become of it.
     """
 
     commits: Sequence[update_pb2.GlobalCommit] = ()
@@ -67,3 +75,4 @@ class News(NamedTuple):
     trainer: control_pb2.TrainerStatus | None = None
     refused: Sequence[control_pb2.RefusedRegistration] = ()
     tasks: Sequence[node_pb2.TaskHealth] = ()
+    rollback: RollbackNews = RollbackNews()

@@ -70,6 +70,8 @@ class Newsroom:
         if news.promotion is not None and news.promotion != self._heard:
             self._promotion(news.promotion)
             self._heard = news.promotion
+        if news.rollback.outcome is not None:
+            self._outcome(news.rollback.outcome)
         if news.trainer is not None:
             self._trainer(news.trainer, now_ms)
         for each in reversed(news.refused):
@@ -176,6 +178,22 @@ class Newsroom:
             author=undone.by,
             subject=str(undone.number),
             replaces=before.number if before is not None else 0,
+        )
+
+    def _outcome(self, outcome: update_pb2.RollbackOutcome) -> None:
+        """Note an order that failed; the record of promotions tells of the others."""
+        order, kind = outcome.order, Kind.EVENT_KIND_VERSION
+        name = "rollback_failed"
+        if not outcome.error or self._last(kind, name, subject=order.id) is not None:
+            return
+        self._note(
+            outcome.ended_ms,
+            kind,
+            name,
+            f"version {order.version:,} was not restored",
+            why=outcome.error,
+            author=order.author,
+            subject=order.id,
         )
 
     # The trainer, refused nodes, tasks.

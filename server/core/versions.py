@@ -1,6 +1,6 @@
 """The newest versions, with their quality and what was decided on them."""
 
-from embertide.server.core.news import News, Promotion
+from embertide.server.core.news import News, Promotion, RollbackNews
 from embertide.v1 import control_pb2, update_pb2
 
 VERSIONS_KEPT = 200
@@ -15,6 +15,7 @@ class Versions:
         self._found: dict[tuple[int, int], control_pb2.FleetVersion] = {}
         self._promotion = Promotion()
         self._bus: control_pb2.BusStatus | None = None
+        self._rollback = RollbackNews()
 
     def hear(self, news: News) -> None:
         """Take in what is new."""
@@ -25,6 +26,7 @@ class Versions:
             del self._found[oldest]
         self._promotion = news.promotion or self._promotion
         self._bus = news.bus
+        self._rollback = news.rollback
         if news.trainer is not None and news.trainer.sign.HasField("quality"):
             sign = news.trainer.sign
             told = self._found.get((sign.lineage, sign.version))
@@ -34,7 +36,12 @@ class Versions:
     def answer(self) -> control_pb2.ListVersionsResponse:
         """Return them, newest first."""
         promotion = self._promotion
-        answer = control_pb2.ListVersionsResponse(promoted=promotion.promoted, bus=self._bus)
+        answer = control_pb2.ListVersionsResponse(
+            promoted=promotion.promoted,
+            bus=self._bus,
+            rollback_order=self._rollback.order,
+            rollback_outcome=self._rollback.outcome,
+        )
         for _, each in sorted(self._found.items(), reverse=True):
             number = each.version.number
             told = answer.versions.add()

@@ -18,13 +18,13 @@ from embertide.server.services.identity import Identity
 MUTATIONS = frozenset(
     {
         *("AdoptPlan", "RegisterNode", "RemoveNode", "SetDriftSettings"),
-        *("StartReshard", "SteerOperation"),
+        *("StartReshard", "StartRollback", "SteerOperation"),
     }
 )
 _IDS = ("request_id", "operation_id", "id")
 _SUBJECTS = (
     *("drain_node", "undo_operation", "planner", "add_group", "remove_group"),
-    *("steering", "dry_run", "reason"),
+    *("steering", "version", "dry_run", "reason"),
 )
 _BYTES_MAX = 32 << 20
 _FILES_KEPT = 8

@@ -16,22 +16,13 @@ from embertide.server.services.figures import Figures, snapshot
 from embertide.server.services.identity import CALLER, Identity
 from embertide.server.services.outside import task_health
 from embertide.server.services.registrations import RefusedRegistrations
-from embertide.v1 import control_pb2, control_pb2_grpc, node_pb2, update_pb2
+from embertide.server.services.rollbacks import RollbackBus, start_rollback
+from embertide.v1 import control_pb2, control_pb2_grpc, node_pb2
 
 WATCHERS_MAX = 100
 _OF_ONE_READER_MAX = WATCHERS_MAX // 2
 _ANSWER_EVERY_S = 5.0
 _LOOK_S = 0.5
-
-
-class CommitSource(Protocol):
-    """Knows the newest version that was committed, and who trains."""
-
-    def newest(self) -> update_pb2.Version | None:
-        """Return the version; None: there is none, or it cannot be known now."""
-
-    def trainer(self) -> control_pb2.TrainerStatus | None:
-        """Return the trainer; None: there is none, or it cannot be known now."""
 
 
 class RowSource(Protocol):
@@ -54,7 +45,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self,
         driver: Driver,
         rows: RowSource,
-        commits: CommitSource | None,
+        commits: RollbackBus | None,
         registrations: RefusedRegistrations,
     ) -> None:
         """Take the driver, who asks nodes, who knows what is committed, and who was refused."""
@@ -248,6 +239,15 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.ListVersionsResponse:
         """Return the newest versions, and how full the bus is."""
         return self._driver.call(lambda core, now_ms: self._driver.versions.answer())
+
+    def StartRollback(
+        self, request: control_pb2.StartRollbackRequest, context: grpc.ServicerContext
+    ) -> control_pb2.StartRollbackResponse:
+        """Order the trainer to restore the state of an older version."""
+        known, now_ms = self._driver.call(
+            lambda core, now_ms: (self._driver.versions.answer(), now_ms), decides=True
+        )
+        return start_rollback(request, self._commits, known, _author(), now_ms)
 
     def _operation(self, id: str) -> control_pb2.Operation:
         check_id("id", id)

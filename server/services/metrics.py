@@ -11,9 +11,9 @@ from prometheus_client.registry import Collector
 from embertide.server.core.control import Control
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.news import TRAINER_STATES, trainer_state
-from embertide.server.services.control_service import CommitSource
 from embertide.server.services.driver import Driver
 from embertide.server.services.gate import Gate
+from embertide.server.services.rollbacks import RollbackBus
 from embertide.v1 import control_pb2
 
 _PREFIX = "embertide_control_"
@@ -53,7 +53,7 @@ class ControlPage(Collector):
     """The metrics, read anew at each scrape."""
 
     def __init__(
-        self, drivers: Mapping[str, Driver], gate: Gate, buses: Mapping[str, CommitSource]
+        self, drivers: Mapping[str, Driver], gate: Gate, buses: Mapping[str, RollbackBus]
     ) -> None:
         """Show the fleets of models, what the gate refused, and who trains by these buses."""
         self._drivers, self._gate, self._buses = drivers, gate, buses

@@ -1,8 +1,10 @@
 """The console before a real control plane: tokens, roles, and operations from dry run to undo."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 from consoles import served
 from control_bench import Bench
 from visitor import Answer, Visitor
@@ -11,7 +13,7 @@ from waiting import wait_until
 from embertide.server.cli.control_client import Caller
 from embertide.server.services.control_server import ControlServer
 from embertide.server.services.tokens import Tokens
-from embertide.v1 import control_pb2
+from embertide.v1 import control_pb2, update_pb2
 
 TOKENS = {
     "operator/anna": "operators-token-is-long",
@@ -206,6 +208,57 @@ def test_an_operator_freezes_drift_after_a_preview_and_a_reader_may_not(
     request = control_pb2.ListEventsRequest(text="drift monitor")
     events = bench.client(control.address, READER).call("ListEvents", request).events
     assert [each.author for each in events] == ["operator/anna", "operator/anna"]
+
+
+def test_an_operator_goes_back_to_a_version_after_a_preview_and_a_reader_may_not(
+    bench: Bench, tokens: Path
+) -> None:
+    bus = redis.Redis.from_url(bench.url)
+    bench.stack.callback(bus.close)
+    sign = update_pb2.TrainerSign(host="<i>t-0", pid=7, started_ms=1, lineage=1)
+    bus.set("e:{news:commit}:trainer", sign.SerializeToString(), ex=7 * 86_400)
+    for number in (8, 9, 12):
+        commit = update_pb2.GlobalCommit(version=update_pb2.Version(number=number, lineage=1))
+        bus.xadd("e:{news:commit}:log", {"m": commit.SerializeToString()}, id=f"{number}-1")
+    control = bench.control(expect=1, tokens=Tokens(tokens), bus=bench.url)
+    reader = bench.client(control.address, READER)
+    request = control_pb2.ListVersionsRequest()
+    wait_until(lambda: len(reader.call("ListVersions", request).versions) == 3)
+
+    def dial(token: str | None) -> Caller:
+        return Caller(control.address, token)
+
+    address = bench.stack.enter_context(served(dial, control.address)).address
+    anna, ben = visitor(address, OPERATOR), visitor(address, READER)
+    assert 'href="/versions?to=9#rollback"' in anna.get("/versions").text
+    assert "/versions?to=12#" not in anna.get("/versions").text, "it is the newest"
+    assert 'value="9"' in anna.get("/versions?to=9").text
+    assert "/versions/rollback" not in ben.get("/versions").text
+    form = {"version": "9", "reason": "a <test>"}
+    for confirmed in ("", "yes"):
+        refused = ben.send("/versions/rollback", confirmed=confirmed, **form)
+        assert refused.status == 403
+        assert "needs role operator" in refused.page.shown
+    question = anna.send("/versions/rollback", **form)
+    assert "3 versions are undone" in question.page.shown
+    assert "<i>t-0" not in question.text
+    key = "e:{news:commit}:rollback"
+    assert bus.get(key) is None, "nothing is ordered before"
+    fields = question.page.fields("/versions/rollback")
+    for _ in range(2):  # the button is pressed twice
+        assert anna.post("/versions/rollback", fields).status == 303
+    message: Any = bus.get(key)
+    order = update_pb2.RollbackOrder.FromString(message)
+    assert (order.version, order.author, order.reason) == (9, "operator/anna", "a <test>")
+    wait_until(lambda: "a &lt;test&gt;" in anna.get("/versions").text)
+    assert "waits for the trainer" in anna.get("/versions").page.shown
+    for version in ("", "-1", "x", "<b>", "9" * 40, "٣"):
+        wrong = anna.send("/versions/rollback", version=version)
+        assert wrong.status == 400, version
+        assert "give a number" in wrong.page.shown
+    newest = anna.send("/versions/rollback", version="12")
+    assert newest.status == 502
+    assert "not older than 12" in newest.page.shown
 
 
 def test_a_plan_that_moved_on_is_previewed_again(address: str) -> None:

@@ -14,7 +14,9 @@ from waiting import wait_until
 
 from bench.authority import Authority
 from embertide._common.redis_url import client_of
+from embertide.server.adapters.bus import Bus
 from embertide.server.adapters.process import Child, free_ports
+from embertide.v1 import update_pb2
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 K8S = ROOT / "k8s"
@@ -77,11 +79,15 @@ class Pod:
 
     def client(self, user: str) -> redis.Redis:
         """Return a client of one of ours, with the password of now."""
+        return client_of(self.url(user))
+
+    def url(self, user: str) -> str:
+        """Return the URL that one of ours is given."""
         if not self.closed:
-            return client_of(f"redis://localhost:{self.port}")
+            return f"redis://localhost:{self.port}"
         password = self.folder / "overlay" / "secrets" / f"redis-{user}"
         query = f"password_file={password}&ssl_ca_certs={self.folder}/redis-tls/ca.crt"
-        return client_of(f"rediss://{user}@localhost:{self.port}?{query}")
+        return f"rediss://{user}@localhost:{self.port}?{query}"
 
 
 def said(child: Child, words: str, times: int = 1) -> Callable[[], bool]:
@@ -116,6 +122,30 @@ def test_the_bus_writes_nothing_and_refuses_when_full(pod: Pod) -> None:
             trainer.xadd("e:{news}:versions", {"m": "x"})
         assert trainer.exists("e:{news}:versions")
     assert not list((pod.folder / "data").iterdir())
+
+
+@pods("bus")
+def test_the_control_plane_reads_the_bus_and_writes_orders_alone(pod: Pod) -> None:
+    commit = update_pb2.GlobalCommit(version=update_pb2.Version(number=3, lineage=1))
+    with pod.client("trainer") as trainer:
+        trainer.xadd("e:{news:commit}:log", {"m": commit.SerializeToString()}, id="3-1")
+    bus = Bus(pod.url("control"), "news")
+    news = bus.news(0, 0)
+    assert [each.version.number for each in news.commits] == [3]
+    assert news.bus is not None
+    assert news.bus.used_bytes > 0
+    bus.order_rollback(update_pb2.RollbackOrder(id="one", version=2))
+    order = bus.rollback().order
+    assert order is not None
+    assert order.id == "one"
+    bus.close()
+    if pod.closed:
+        with pod.client("control") as control:
+            for key in ("lineage", "promoted", "rolled_back", "trainer"):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    control.set(f"e:{{news:commit}}:{key}", "1")
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                control.delete("e:{news:commit}:log")
 
 
 @pods("state")

@@ -116,7 +116,7 @@ def test_what_pages_show_is_what_status_shows(plain: dict[str, Page]) -> None:
     shown = {path: "".join(page.shown.split()) for path, page in plain.items()}
     assert "Ordinaryrequestsseeversion38" in shown["/versions"]
     assert "3,6000.73600.40001.01019.5KiB64of64withdrawn" in shown["/versions"]
-    assert "embertiderollback39--publicationtrainer-0" in shown["/versions"]
+    assert "Gobacktoaversion" in shown["/versions"]
     assert "node-11.90ms0.80ms1800.42" in shown["/latency"]
     assert "p99,slowestnode1.90ms" in shown["/latency"]
     stages = "9.00ms6.00ms0.50ms2.00ms0.50ms962version40"

@@ -21,8 +21,8 @@ from embertide.v1 import control_pb2, node_pb2, node_pb2_grpc
 RULES = {
     "trainer": "~e:* +@read +@write +@scripting +@transaction +@connection -@dangerous +info",
     "node": "%R~e:* %R~c:* ~e:*:node* +@read +sadd +set +@connection -@dangerous",
-    "control": "%R~e:* ~c:* +@read +@write +@scripting +@transaction +@connection +time "
-    "-@dangerous",
+    "control": "%R~e:* ~e:*:rollback ~c:* +@read +@write +@scripting +@transaction +@connection "
+    "+time -@dangerous +info",
     "keeper": "+acl +config +@connection",
 }
 TOKENS = {role: f"{role}s-token-of-tests" for role in ("reader", "operator", "node", "trainer")}

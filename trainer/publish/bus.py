@@ -112,6 +112,8 @@ class Keys:
         self.promoted = f"e:{{{model}:commit}}:promoted"
         self.nodes = f"e:{{{model}:commit}}:nodes"
         self.trainer = f"e:{{{model}:commit}}:trainer"
+        self.rollback_order = f"e:{{{model}:commit}}:rollback"
+        self.rollback_outcome = f"e:{{{model}:commit}}:rolled_back"
 
     def node(self, name: str) -> str:
         """Return where a node says what it has applied."""

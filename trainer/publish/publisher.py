@@ -53,6 +53,14 @@ class SupersededError(FinalError):
     """Another publisher has taken the lineage; this one must stop."""
 
 
+def superseded_by_rollback(number: int, to: int) -> SupersededError:
+    """Return the error of a trainer whose versions after `to` version `number` has undone."""
+    return SupersededError(
+        f"version {number} rolled back to version {to}: start this trainer again, and it goes on "
+        "from its newest checkpoint before the versions undone"
+    )
+
+
 @dataclasses.dataclass(slots=True)
 class PublisherStats:
     """Counters since the start."""
@@ -395,10 +403,7 @@ class Publisher:
             with contextlib.suppress(PublicationError):
                 to = self.publication.read_commit(newest).commit.rollback_to
             if to:
-                return SupersededError(
-                    f"version {newest.number} rolled back to version {to}: start this trainer "
-                    "again, and it goes on from its newest checkpoint before the versions undone"
-                )
+                return superseded_by_rollback(newest.number, to)
         return SupersededError(f"{who} has taken over from {self.lineage}: stop this trainer")
 
     def _bus_failed(self, error: Exception, began: float) -> None:

@@ -135,10 +135,13 @@ class _Target:
             yield place, restoring, state
 
 
-def roll_back(publication: Publication, number: int, *, bus: str | None) -> Restored:
+def roll_back(
+    publication: Publication, number: int, *, bus: str | None, by: str | None = None
+) -> Restored:
     """Publish a version whose state is that of version `number`, and promote it.
 
-    The trainer that runs is superseded.
+    The trainer that runs is superseded. The promotion record says who did it: `by`, or else this
+    process.
 
     Raises:
         RollbackError: The version cannot be restored; nothing was published.
@@ -185,7 +188,7 @@ def roll_back(publication: Publication, number: int, *, bus: str | None) -> Rest
         to=number,
         to_watermark_ms=target.files.watermark_ms,
         watermark_ms=target.undone[-1].commit.watermark_ms,
-        by=maker("rollback"),
+        by=by or maker("rollback"),
         at_ms=time.time_ns() // 1_000_000,
     )
     promotion_record(publication, bus=bus, model=manifest["model"]).undo(entry)

@@ -39,6 +39,7 @@ from embertide.trainer.publish.folder import Publication, needing_room
 from embertide.trainer.publish.lock import FolderLock
 from embertide.trainer.publish.origin import FolderOrigin, without_user
 from embertide.trainer.publish.promotion import PromotionRecord
+from embertide.trainer.publish.rollback_orders import RollbackOrders
 from embertide.trainer.publish.sign import Place, SignOfLife, live_quality, refuse_another
 from embertide.trainer.publish.snapshot import keep_program
 from embertide.trainer.publish.storage import Storage
@@ -276,12 +277,15 @@ class Trainer:
                 self.uploader.begin(self.versions.publisher.lineage)
         self._learned = (0, 0)  # event time of the last event learned, and when it was, in ms
         self._sign: SignOfLife | None = None
+        self._orders: RollbackOrders | None = None
         if bus is not None and self.ranks.first:
+            lineage = self.versions.publisher.lineage
+            self._orders = RollbackOrders(bus, run.model.name, publication, lineage)
             self._sign = SignOfLife(
                 bus,
                 run.model.name,
                 folder=publication.path,
-                lineage=self.versions.publisher.lineage,
+                lineage=lineage,
                 place=self._place,
                 stopped=lambda: self.stopped,
             )
@@ -410,6 +414,7 @@ class Trainer:
         uploading = self.uploader or contextlib.nullcontext()
         with (
             self._sign or contextlib.nullcontext(),
+            self._orders or contextlib.nullcontext(),
             uploading,
             self.versions.saver,
             self._planner or contextlib.nullcontext(),
