@@ -5,7 +5,7 @@ the store is a StoreError whose `code` is the name of the C++ status code.
 """
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -145,6 +145,8 @@ class RowPlaces:
     """Where a lookup found the rows of its keys, for `apply_gradients`. No value depends on it."""
 
     def __len__(self) -> int: ...
+    def found(self) -> NDArray[np.bool_]:
+        """Return which keys have a row in memory."""
 
 class PruneOutcome:
     """What a pass of pruning did; `bytes` are those of the rows that are left."""
@@ -165,6 +167,14 @@ class PruneOutcome:
     def chunks_regrown(self) -> int: ...
     @property
     def rows_unchanged(self) -> int: ...
+
+def squares_of_keys(
+    layout: RowLayout, keys: NDArray[np.int64], gradients: NDArray[np.float32]
+) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
+    """Return each key's number, and the squares of what each one's gradients add up to, by chunk.
+
+    Keys are numbered as they first come.
+    """
 
 def distinct_keys(
     keys: Sequence[tuple[int, NDArray[np.int64]]],
@@ -285,8 +295,13 @@ class TrainingStore(Store):
         max_gradient_norm: float = 0.0,
         threads: int = 1,
         places: Sequence[RowPlaces | None] = (),
+        parts: Mapping[int, tuple[int, int]] = ...,
     ) -> int:
-        """Take a step; `places`, one for each of `bags`, or none: of lookups of the same keys."""
+        """Take a step; `places`, one for each of `bags`, or none: of lookups of the same keys.
+
+        `parts`: of tables that have parts of rows, their first chunk, and the chunks of whole rows;
+        behind each gradient stand as many doubles, the squares of the whole row's.
+        """
 
     def add_counts(self, table: int, keys: NDArray[np.int64], logs: NDArray[np.float32]) -> int: ...
     def set_live(self, table: int, key: int, live: int) -> None: ...

@@ -198,16 +198,26 @@ using PyBags = std::tuple<uint32_t, Array<int64_t>, std::optional<Array<uint32_t
                           py::array_t<float, py::array::forcecast>, std::optional<Array<uint32_t>>>;
 using PyAnyBags = std::variant<PyUncountedBags, PyBags>;
 
-BagGradients MakeBags(const Store& store, PyBags* from) {
+// (first chunk, chunks of the whole row) by table, as RowPart.
+using PyParts = std::map<uint32_t, std::pair<uint16_t, uint16_t>>;
+
+BagGradients MakeBags(const Store& store, PyBags* from, const PyParts& parts) {
   auto& [table, keys, offsets, gradients, counts] = *from;
+  RowPart part;
+  if (const auto known = parts.find(table); known != parts.end()) {
+    part = {known->second.first, known->second.second};
+  }
+  constexpr uint32_t kOfSquare = sizeof(double) / sizeof(float);
   const py::ssize_t count = !offsets.has_value()   ? keys.size()
                             : offsets->size() == 0 ? 0
                                                    : offsets->size() - 1;
   const auto& tables = store.options().tables;
   if (table >= tables.size() || gradients.ndim() != 2 || gradients.shape(0) != count ||
-      gradients.shape(1) != static_cast<py::ssize_t>(tables[table].learned().dim())) {
-    throw BindingError{{Code::kInvalidArgument, "gradients must be bags x dim of the table: " +
-                                                    std::to_string(count) + " bags"}};
+      gradients.shape(1) !=
+          static_cast<py::ssize_t>(tables[table].learned().dim() + part.chunks * kOfSquare)) {
+    throw BindingError{{Code::kInvalidArgument,
+                        "gradients must be bags x dim of the table: " + std::to_string(count) +
+                            " bags; those of parts of rows have their squares behind them"}};
   }
   const auto size = static_cast<py::ssize_t>(sizeof(float));
   const py::ssize_t apart = gradients.strides(0) / size;
@@ -216,6 +226,7 @@ BagGradients MakeBags(const Store& store, PyBags* from) {
     gradients = Array<float>(gradients);  // copied
   }
   BagGradients bags{table, SpanOf(keys), {}, gradients.data(), 0};
+  bags.part = part;
   if (offsets.has_value()) bags.offsets = SpanOf(*offsets);
   if (counts.has_value()) bags.counts = SpanOf(*counts);
   // An axis of one row may have any stride, numpy's newaxis gives 0.
@@ -225,7 +236,8 @@ BagGradients MakeBags(const Store& store, PyBags* from) {
 
 uint64_t ApplyGradients(TrainingStore* store, std::vector<PyAnyBags> batch, float learning_rate,
                         float epsilon, float initial_accumulator, double beta1, double beta2,
-                        float max_gradient_norm, uint32_t threads, const PyPlaces& places) {
+                        float max_gradient_norm, uint32_t threads, const PyPlaces& places,
+                        const PyParts& parts) {
   if (!places.empty() && places.size() != batch.size()) {
     throw BindingError{{Code::kInvalidArgument, std::to_string(places.size()) + " places for " +
                                                     std::to_string(batch.size()) +
@@ -233,7 +245,7 @@ uint64_t ApplyGradients(TrainingStore* store, std::vector<PyAnyBags> batch, floa
   }
   std::vector<BagGradients> bags;
   for (PyAnyBags& each : batch) {
-    bags.push_back(MakeBags(*store, WithLast(&each)));
+    bags.push_back(MakeBags(*store, WithLast(&each), parts));
     if (!places.empty()) bags.back().places = places[bags.size() - 1].get();
   }
   const StepOptions options{learning_rate, epsilon, initial_accumulator,
@@ -468,8 +480,34 @@ void BindStore(py::module_& m) {
         return ArraysOf(of, distinct);
       },
       py::arg("keys"));
+  m.def(
+      "squares_of_keys",
+      [](const RowLayout& layout, const Array<int64_t>& keys, const Array<float>& gradients) {
+        if (gradients.ndim() != 2 || gradients.shape(0) != keys.size() ||
+            gradients.shape(1) != static_cast<py::ssize_t>(layout.dim())) {
+          throw BindingError{{Code::kInvalidArgument, "gradients must be keys x dim: " +
+                                                          std::to_string(keys.size()) + " keys"}};
+        }
+        KeySquares found;
+        {
+          const py::gil_scoped_release released;
+          found = SquaresOfKeys(layout, SpanOf(keys), gradients.data(), layout.dim());
+        }
+        Array<uint32_t> places(static_cast<py::ssize_t>(found.places.size()), found.places.data());
+        const auto chunks = static_cast<py::ssize_t>(layout.chunks);
+        const auto distinct = static_cast<py::ssize_t>(found.squares.size()) / chunks;
+        return py::make_tuple(places, Array<double>({distinct, chunks}, found.squares.data()));
+      },
+      py::arg("layout"), py::arg("keys"), py::arg("gradients"));
   py::class_<RowPlaces, std::shared_ptr<RowPlaces>>(m, "RowPlaces")
-      .def("__len__", [](const RowPlaces& places) { return places.keys; });
+      .def("__len__", [](const RowPlaces& places) { return places.keys; })
+      .def("found", [](const RowPlaces& places) {
+        Array<bool> found(static_cast<py::ssize_t>(places.keys));
+        for (size_t k = 0; k < places.keys; ++k) {
+          found.mutable_data()[k] = places.words != nullptr && places.words[k] != 0;
+        }
+        return found;
+      });
   py::class_<Store>(m, "Store")
       .def("lookup", &Lookup, py::arg("table"), py::arg("keys"), py::kw_only(),
            py::arg("pooling") = "none", py::arg("offsets") = Array<uint32_t>(0),
@@ -617,7 +655,7 @@ void BindStore(py::module_& m) {
            py::arg("initial_accumulator") = StepOptions().initial_accumulator,
            py::arg("beta1") = StepOptions().beta1, py::arg("beta2") = StepOptions().beta2,
            py::arg("max_gradient_norm") = StepOptions().max_gradient_norm, py::arg("threads") = 1,
-           py::arg("places") = PyPlaces())
+           py::arg("places") = PyPlaces(), py::arg("parts") = PyParts())
       .def(
           "add_counts",
           [](TrainingStore* store, uint32_t table, const Array<int64_t>& keys,

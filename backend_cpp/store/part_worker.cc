@@ -1,8 +1,10 @@
 // A part of a training step: see the header for the order in which its keys are taken.
 #include "store/part_worker.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 
@@ -22,6 +24,8 @@ constexpr uint32_t kGradientsAhead = 4;
 void PartWorker::Begin(const TableStep& step) {
   step_ = step;
   layout_ = step.table->config.learned();
+  row_layout_ = layout_;
+  if (step.part.chunks > 0) row_layout_.chunks = step.part.chunks;
   use_ = ops_.use[static_cast<size_t>(step.store->options.utility)];
   descend_ = ops_.descend[static_cast<size_t>(layout_.dtype)];
   sums_ = (layout_.dim() + kLineSums - 1) / kLineSums * kLineSums;
@@ -226,6 +230,9 @@ float PartWorker::Earned(const Late& late) {
 
 void PartWorker::Sum(size_t row, const float* const* gradients, size_t n) {
   ops_.sum(layout_, gradients, n, SumsOf(row), &squares_[row]);
+  if (step_.part.chunks == 0) return;
+  std::memcpy(squares_[row].data(), gradients[0] + layout_.dim(),
+              step_.part.chunks * sizeof(double));
 }
 
 double PartWorker::Clip(size_t row, double most) {
@@ -233,7 +240,7 @@ double PartWorker::Clip(size_t row, double most) {
   if (!(squares > most * most)) return 1.0;
   // Squares that are infinite become no numbers, which RateOf refuses.
   const double scale = most / std::sqrt(squares);
-  for (uint32_t c = 0; c < layout_.chunks; ++c) squares_[row][c] *= scale * scale;
+  for (uint32_t c = 0; c < row_layout_.chunks; ++c) squares_[row][c] *= scale * scale;
   return scale;
 }
 
@@ -242,7 +249,7 @@ bool PartWorker::RateOf(RowAux* aux, const ChunkSquares& squares, double* rate) 
   constexpr float kMost = std::numeric_limits<float>::max();
   const StepOptions& options = *step_.options;
   const double total = TotalOf(squares);
-  const auto mean = static_cast<float>(total / layout_.dim());
+  const auto mean = static_cast<float>(total / row_layout_.dim());
   float& kept = aux->accumulator;
   *rate = options.learning_rate;
   if constexpr (kOptimizer == Optimizer::kRowwiseAdagrad) {
@@ -289,7 +296,8 @@ void PartWorker::DescendBy(const Row* rows, size_t n) {
     if (scales[r] != 1.0) ++clipped_;
     const double kept = step_.store->decay.Over(RowAux::Steps(row.aux->tick, step_.tick));
     row.aux->tick = step_.tick;
-    use_(layout_.chunks, squares_[r], row.group->occurrences, kept, row.aux->utility());
+    use_(layout_.chunks, step_.part.chunks == 0 ? squares_[r] : SquaresHere(squares_[r]),
+         row.group->occurrences, kept, row.aux->utility());
     double* const sums = SumsOf(r);
     if constexpr (kOptimizer == Optimizer::kAdagrad) {
       ops_.adagrad(layout_, row.live, scales[r], options.initial_accumulator, options.epsilon,
@@ -321,8 +329,16 @@ void PartWorker::Descend(const Row* rows, size_t n) {
 
 double PartWorker::TotalOf(const ChunkSquares& squares) const {
   double total = 0.0;
-  for (uint32_t c = 0; c < layout_.chunks; ++c) total += squares[c];
+  for (uint32_t c = 0; c < row_layout_.chunks; ++c) total += squares[c];
   return total;
+}
+
+ChunkSquares PartWorker::SquaresHere(const ChunkSquares& squares) const {
+  ChunkSquares here{};
+  const auto first = squares.begin() + step_.part.first;
+  std::copy(first, first + std::min<ptrdiff_t>(layout_.chunks, squares.end() - first),
+            here.begin());
+  return here;
 }
 
 double* PartWorker::SumsOf(size_t row) {

@@ -20,6 +20,7 @@
 #include <span>
 #include <vector>
 
+#include "embertide/training_store.h"
 #include "store/prefetch.h"
 #include "store/store_state.h"
 #include "store/train_ops.h"
@@ -54,6 +55,7 @@ struct TableStep {
   const StepOptions* options = nullptr;  // of kUpdate
   uint32_t tick = 0;                     // of the step
   const MomentDecay* decay = nullptr;    // of a step that counts steps
+  RowPart part = {};                     // that the table's rows are
 };
 
 class PartWorker {
@@ -146,12 +148,15 @@ class PartWorker {
   template <Optimizer kOptimizer>
   bool RateOf(RowAux* aux, const ChunkSquares& squares, double* rate) const;
   double TotalOf(const ChunkSquares& squares) const;
+  // The squares of this table's chunks, of those of the whole row.
+  ChunkSquares SquaresHere(const ChunkSquares& squares) const;
   void Sum(size_t row, const float* const* gradients, size_t n);
   // At the beginning of a line.
   double* SumsOf(size_t row);
 
   TableStep step_;
-  RowLayout layout_;  // of what gradients teach
+  RowLayout layout_;      // of what gradients teach
+  RowLayout row_layout_;  // the same of whole rows
   const TrainOps& ops_ = ChosenTrainOps();
   TrainOps::Use use_ = nullptr;
   TrainOps::Descend descend_ = nullptr;

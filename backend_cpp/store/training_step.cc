@@ -305,7 +305,11 @@ class TableRun {
     if (late_.empty()) return;
     std::stable_sort(late_.begin(), late_.end(),
                      [](const auto* a, const auto* b) { return a->part < b->part; });
-    late_keys_.Add(&table_, pool, late_);
+    if (step_.part.chunks > 0) {
+      store_.counters.dropped_gradients += late_.size();
+    } else {
+      late_keys_.Add(&table_, pool, late_);
+    }
     for (PartWorker* worker : workers_) {
       if (worker != nullptr) worker->ForgetLate();
     }
@@ -341,6 +345,16 @@ Status ValidateBags(const StoreState& store, const BagGradients& bags) {
     return {Code::kInvalidArgument,
             "table " + table.name + ": gradients " + std::to_string(bags.stride) +
                 " floats apart are less than dim " + std::to_string(table.learned().dim())};
+  }
+  if (const RowPart& part = bags.part; part.chunks > 0) {
+    const size_t floats = table.learned().dim() + part.chunks * sizeof(double) / sizeof(float);
+    if (part.chunks > kMaxChunks || part.first >= part.chunks || bags.stride < floats) {
+      return {Code::kInvalidArgument,
+              "table " + table.name + ": a part from chunk " + std::to_string(part.first) +
+                  " on of rows of " + std::to_string(part.chunks) + " chunks, with gradients " +
+                  std::to_string(bags.stride) + " floats apart; give " + std::to_string(floats) +
+                  " for each, and at most " + std::to_string(kMaxChunks) + " chunks"};
+    }
   }
   const auto& offsets = bags.offsets;
   if (!offsets.empty() &&
@@ -384,6 +398,15 @@ Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags
     by_table.push_back(&each);
     keys += each.keys.size();
   }
+  for (const BagGradients& each : bags) {
+    const auto other = std::ranges::find_if(bags, [&](const BagGradients& of) {
+      return of.table == each.table && of.part != each.part;
+    });
+    if (other == bags.end()) continue;
+    return Status(Code::kInvalidArgument,
+                  "table " + impl->store.tables[each.table].config.name +
+                      ": bags of different parts of rows; give those of one part");
+  }
   if (keys > kMaxKeys) {
     return Status(Code::kInvalidArgument,
                   std::to_string(keys) + " keys in a call, more than " + std::to_string(kMaxKeys));
@@ -414,6 +437,7 @@ Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags
     const auto end = std::find_if(first, by_table.end(),
                                   [table](const auto* each) { return each->table != table; });
     step.table = &impl->store.tables[table];
+    step.part = (*first)->part;
     TableRun run(step, &impl->reclaimer, crew, late);
     run.Run({{first, end}});
     updated += run.updated();

@@ -28,6 +28,13 @@ struct RowState {
   bool operator==(const RowState&) const = default;
 };
 
+// Which chunks a store has of rows whose other chunks are learned elsewhere.
+struct RowPart {
+  uint16_t first = 0;   // of the row's chunks
+  uint16_t chunks = 0;  // of the whole row; 0: the store has whole rows
+  bool operator==(const RowPart&) const = default;
+};
+
 // The gradients of some bags of one table. A key of several bags, or several times in one, has a
 // gradient from each.
 struct BagGradients {
@@ -45,7 +52,23 @@ struct BagGradients {
   // OPTIONAL: what a lookup of the same keys, in the same order, has found; the step adds to it
   // what that did not find. Used if all bags of the table have one, each as of the same moment.
   RowPlaces* places = nullptr;
+  // OPTIONAL, the same of all bags of a table: its rows are parts of wider ones. part.chunks
+  // doubles stand behind the `dim` floats of each gradient, in any alignment: the squares of what
+  // the whole row's gradients add up to, by chunk (SquaresOfKeys), the same for all occurrences of
+  // a key. Clips and steps are reckoned by them, as if the row were whole. A key without a row in
+  // DDR is skipped and counted: whoever has the whole row makes it.
+  RowPart part = {};
 };
+
+// The squares of what the gradients of keys add up to, as a step adds them up, in their order.
+struct KeySquares {
+  std::vector<uint32_t> places;  // of each occurrence: its key, numbered as they first come
+  std::vector<double> squares;   // keys x chunks
+};
+// `gradients`: a row of layout.dim() floats for each of `keys`, which may come several times,
+// `stride` floats apart. Requires: fewer than 2^28 keys.
+KeySquares SquaresOfKeys(const RowLayout& layout, std::span<const int64_t> keys,
+                         const float* gradients, size_t stride);
 
 // Keys of one table, in any order and as often as they come.
 struct TableKeys {
