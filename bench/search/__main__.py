@@ -2,7 +2,8 @@
 
 Profiles are drawn or assumed (bench/search/profiles.py), but for `measured`, which compares with
 steps of two ranks (bench/search/measured.py). `hot` counts what ranks ask one another for
-(bench/search/hot.py), in some minutes. `pipe` measures steps over an SSD (bench/search/pipe.py),
+(bench/search/hot.py), in some minutes. `columns` has real ranks learn column-wise tables
+(bench/search/columns.py). `pipe` measures steps over an SSD (bench/search/pipe.py),
 with nothing else at work.
 """
 
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from bench import parts, report
-from bench.search import hot, measured, pipe
+from bench.search import columns, hot, measured, pipe
 from bench.search.profiles import criteo, tiny
 from embertide.trainer.config import Codecs
 from embertide.trainer.config.sync import AllReduce
@@ -216,6 +217,7 @@ if __name__ == "__main__":
                 "tiny": _tiny,
                 "larger": _larger,
                 "hot": hot.measure,
+                "columns": columns.measure,
                 "pipe": pipe.run,
                 "measured": measured.run,
             },

@@ -61,7 +61,7 @@ def steps(
         if rows.hot is not None:
             rows.hot.send_out(drawn(seed, ranks.size, 2, np.arange(KEYS + 3)))
         scores += [learner.learn(batch_of(rng, 12)) for _ in range(3)]
-        rows.bring_hot_rows_home()
+        rows.bring_rows_home()
     places = [(t, b) for t, _, b in rows.places()]
     found = {
         at: (rows.store.export_bucket(*at), [a.tobytes() for a in rows.store.bucket_state(*at)])
@@ -136,7 +136,7 @@ def chosen(ranks: Ranks, steps: int, hot_rows: int, whole: bool) -> dict[str, An
         for _ in range(steps):
             learner.learn(batch_of(rng, 48))
         asks.append(rows.hot.stats.asks - before)
-        rows.bring_hot_rows_home()
+        rows.bring_rows_home()
         rows.send_hot_rows_out()
     return {"asks": asks, "set": [each.tolist() for each in rows.hot.rows]}
 

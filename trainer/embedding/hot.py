@@ -28,11 +28,11 @@ from embertide.trainer.sync.channel import Channel
 from embertide.trainer.sync.exchange import Asked, Exchange
 from embertide.trainer.sync.hot import AskCounts, Asks, HotSet, Keys, candidates, choose
 
-_STATE = ("accumulator_N", "age_N", "utility_NC", "steps_N", "elements_NE")
+STATE = ("accumulator_N", "age_N", "utility_NC", "steps_N", "elements_NE")
 # The guests' budget has pages of every table and size of row, half full, beside a row's own bytes.
 _BASE_BYTES, _OVER_ROWS = 1 << 20, 2
 _ENTRY_BYTES = 64  # of a row: in the index, and what learning keeps of it as a whole
-_COUNTED = (
+COUNTED = (
     *("clipped_gradients", "refused_gradients", "dropped_gradients", "failed_keys"),
     *("placed_keys", "stale_places"),
 )
@@ -238,7 +238,7 @@ class HotRows:
                 for t, records, state in _unpacked(rows):
                     self._store.put_rows(t, records, state)
         stats = self.guests.stats()
-        self._dropped.update({name: stats[name] for name in _COUNTED})
+        self._dropped.update({name: stats[name] for name in COUNTED})
         self.guests = None
         self._set_hosts()
         return was
@@ -303,25 +303,23 @@ class HotRows:
             return {}
         records, state = store.export_rows(table, key_U)
         self.stats.sent_rows["home" if store is self.guests else "out"] += len(state[0])
-        named = zip(_STATE, state, strict=True)
+        named = zip(STATE, state, strict=True)
         return {f"{table}.records": np.frombuffer(records, np.uint8)} | {
             f"{table}.{name}": values for name, values in named
         }
 
     def _swap(self, parts_R: Sequence[Rows]) -> list[Rows]:
         """Send each rank its rows, and return what came, by rank."""
-        data_R = [safetensors.numpy.save(rows) if rows else b"" for rows in parts_R]
-        self.stats.sent_bytes += sum(map(len, data_R)) - len(data_R[self._channel.rank])
-        return [
-            safetensors.numpy.load(data) if data else {} for data in swap(self._channel, data_R)
-        ]
+        came_R, sent_bytes = swap_rows(self._channel, parts_R, "hot")
+        self.stats.sent_bytes += sent_bytes
+        return came_R
 
     # --- figures ----------------------------------------------------------------------------------
 
     def counters(self) -> dict[str, int]:
         """Return the counters of the steps of guests, by the names that a store has for them."""
         now = {} if self.guests is None else self.guests.stats()
-        return {name: int(now.get(name, 0)) + self._dropped[name] for name in _COUNTED}
+        return {name: int(now.get(name, 0)) + self._dropped[name] for name in COUNTED}
 
     def figures(self) -> dict[str, int]:
         """Return what is hot, and what was; of all ranks, their sums.
@@ -343,14 +341,22 @@ class HotRows:
         }
 
 
-def swap(channel: Channel, data_R: Sequence[bytes]) -> list[bytes]:
+def swap_rows(channel: Channel, parts_R: Sequence[Rows], kind: str) -> tuple[list[Rows], int]:
+    """Send each rank its rows; return what came, by rank, and how many bytes went to others."""
+    data_R = [safetensors.numpy.save(rows) if rows else b"" for rows in parts_R]
+    sent_bytes = sum(map(len, data_R)) - len(data_R[channel.rank])
+    came_R = swap(channel, data_R, kind)
+    return [safetensors.numpy.load(data) if data else {} for data in came_R], sent_bytes
+
+
+def swap(channel: Channel, data_R: Sequence[bytes], kind: str = "hot") -> list[bytes]:
     """Send each rank its bytes, and return those that came, by rank."""
     sizes = torch.tensor([len(data) for data in data_R])
     ones = [1] * channel.size
-    came = channel.exchange(sizes, ones, ones, "hot").wait().tolist()
+    came = channel.exchange(sizes, ones, ones, kind).wait().tolist()
     sent = torch.frombuffer(bytearray(b"".join(data_R) or b"\0"), dtype=torch.uint8)
     sent = sent[: sum(map(len, data_R))]
-    got = channel.exchange(sent, [len(data) for data in data_R], came, "hot").wait()
+    got = channel.exchange(sent, [len(data) for data in data_R], came, kind).wait()
     ends = np.cumsum(came).tolist()
     data = got.numpy().tobytes()
     return [data[end - size : end] for end, size in zip(ends, came, strict=True)]
@@ -361,7 +367,7 @@ def _unpacked(rows: Rows) -> "list[tuple[int, bytes, _store.BucketState]]":
     found: list[tuple[int, bytes, Any]] = []
     for name in sorted(name for name in rows if name.endswith(".records")):
         table = name.removesuffix(".records")
-        state = tuple(rows[f"{table}.{each}"] for each in _STATE)
+        state = tuple(rows[f"{table}.{each}"] for each in STATE)
         found.append((int(table), rows[name].tobytes(), state))
     return found
 

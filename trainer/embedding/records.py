@@ -3,7 +3,7 @@
 The store's library encodes a row at a time (`_store.encode_payload`); here numpy does the same to
 whole arrays, for imports of many millions of rows. Tests hold both to equal bytes.
 
-Shapes: N rows, D values of a row.
+Shapes: N rows, D values of a row, C chunks of it, b bytes of a chunk.
 """
 
 from typing import Any
@@ -18,6 +18,7 @@ Floats = NDArray[np.float32]
 
 # From here on a value rounds to infinity: halfway between the largest number and the next step.
 _OVERFLOW = {"fp16": 65520.0, "bf16": float(np.uint32(0x7F7F8000).view(np.float32))}
+_HEAD_BYTES = 12  # of a record: key, live mask, kind, zero
 _PAYLOAD = {"fp32": "<f4", "fp16": "<f2", "bf16": "<u2", "int8": "i1"}
 
 
@@ -78,3 +79,75 @@ def encode_rows(layout: _store.RowLayout, keys_N: Keys, values_ND: Floats) -> ND
     else:
         records["payload"] = values_ND  # numpy rounds to nearest even, as the store does
     return records
+
+
+def chunks_of(
+    layout: _store.RowLayout, records: bytes
+) -> tuple[NDArray[np.uint64], NDArray[np.uint16], NDArray[np.uint8]]:
+    """Return keys, live masks, and the encoded chunks of records of rows; zeros of dead chunks.
+
+    Requires: the rows are not of int8, whose chunks have a scale in common.
+    """
+    full = record_dtype(layout)
+    bits_C = np.uint16(1) << np.arange(layout.chunks, dtype=np.uint16)
+    size = _chunk_bytes(layout)
+    data = np.frombuffer(records, np.uint8)
+    if len(data) % full.itemsize == 0:
+        rows = np.frombuffer(records, full)
+        if (rows["live"] == bits_C.sum()).all():
+            payload = data.reshape(len(rows), full.itemsize)[:, _HEAD_BYTES:]
+            return rows["key"], rows["live"], payload.reshape(-1, layout.chunks, size)
+    at_N = np.array(_begins(records, layout.chunks, size), np.int64)
+    head_Nb = data[at_N[:, np.newaxis] + np.arange(_HEAD_BYTES)]
+    key_N = np.ascontiguousarray(head_Nb[:, :8]).view(np.uint64).reshape(-1)
+    live_N = np.ascontiguousarray(head_Nb[:, 8:10]).view(np.uint16).reshape(-1)
+    payload_NCb = np.zeros((len(at_N), layout.chunks, size), np.uint8)
+    next_N = at_N + _HEAD_BYTES
+    for c, bit in enumerate(bits_C):
+        of_N = np.flatnonzero(live_N & bit)
+        payload_NCb[of_N, c] = data[next_N[of_N, np.newaxis] + np.arange(size)]
+        next_N[of_N] += size
+    return key_N, live_N, payload_NCb
+
+
+def records_of(
+    layout: _store.RowLayout,
+    key_N: NDArray[np.uint64],
+    live_N: NDArray[np.uint16],
+    payload_NCb: NDArray[np.uint8],
+) -> bytes:
+    """Return the records of rows, whose encoded chunks are as `chunks_of` gives them.
+
+    Requires: as of `chunks_of`; each row has a live chunk.
+    """
+    size = _chunk_bytes(layout)
+    live_NC = (live_N[:, np.newaxis] >> np.arange(layout.chunks, dtype=np.uint16) & 1).astype(bool)
+    end_N = np.cumsum(_HEAD_BYTES + size * live_NC.sum(axis=1))
+    at_N = end_N - (_HEAD_BYTES + size * live_NC.sum(axis=1))
+    data = np.zeros(end_N[-1] if len(end_N) else 0, np.uint8)
+    head_Nb = np.zeros((len(key_N), _HEAD_BYTES), np.uint8)
+    head_Nb[:, :8] = np.ascontiguousarray(key_N).view(np.uint8).reshape(-1, 8)
+    head_Nb[:, 8:10] = np.ascontiguousarray(live_N).view(np.uint8).reshape(-1, 2)
+    data[at_N[:, np.newaxis] + np.arange(_HEAD_BYTES)] = head_Nb
+    next_N = at_N + _HEAD_BYTES
+    for c in range(layout.chunks):
+        of_N = np.flatnonzero(live_NC[:, c])
+        data[next_N[of_N, np.newaxis] + np.arange(size)] = payload_NCb[of_N, c]
+        next_N[of_N] += size
+    return data.tobytes()
+
+
+def _chunk_bytes(layout: _store.RowLayout) -> int:
+    return layout.chunk_dim * np.dtype(_PAYLOAD[layout.dtype]).itemsize
+
+
+def _begins(records: bytes, chunks: int, size: int) -> list[int]:
+    """Return where each record begins."""
+    mask = (1 << chunks) - 1
+    begins: list[int] = []
+    at = 0
+    while at < len(records):
+        begins.append(at)
+        live = int.from_bytes(records[at + 8 : at + 10], "little") & mask
+        at += _HEAD_BYTES + size * live.bit_count()
+    return begins

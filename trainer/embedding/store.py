@@ -32,6 +32,7 @@ from embertide.trainer.config import (
 )
 from embertide.trainer.data.bags import Bags, Floats
 from embertide.trainer.data.base import PADDING_KEY
+from embertide.trainer.embedding.columns import ColumnTables, check_columns
 from embertide.trainer.embedding.hot import HotRows, check_hot_rows, guests_bytes
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.sync.exchange import Asked, BagKeys, Exchange, Travelling
@@ -163,6 +164,7 @@ class EmbeddingStore(nn.Module):
 
     Attributes:
         hot: Such rows; None: there can be none.
+        columns: The plan's column-wise tables; None: it has none.
         served: With `max_staleness`, how ranks read and change one another's rows; else None.
         maintains: Whether `step` calls `store.maintain`; else another thread does it, after each
             batch or so.
@@ -193,10 +195,14 @@ class EmbeddingStore(nn.Module):
         self.optimizer = optimizer or OptimizerConfig()
         learned = [store_table(table, i, seed) for i, table in enumerate(config.tables)]
         self.tables = [*learned, *history_tables(config)]
+        self.ranks = ranks or Ranks.alone()
+        owned = ownership or balanced(config, self.ranks.size)
         guests_budget = 0
         if hot_rows > 0:
-            check_hot_rows(learned, hot_rows, ddr_budget_bytes, (ranks or Ranks.alone()).size)
+            check_hot_rows(learned, hot_rows, ddr_budget_bytes, self.ranks.size)
             guests_budget = guests_bytes(learned, hot_rows)
+        elif any(owned.columns(t) for t in range(len(learned))):
+            guests_budget = ddr_budget_bytes // 2
         self.store = _store.TrainingStore(
             tables=self.tables,
             devices=devices,
@@ -210,8 +216,6 @@ class EmbeddingStore(nn.Module):
         )
         self.prune = prune
         self._pruned = [] if prune is None else _pruned_tables(config, prune)
-        self.ranks = ranks or Ranks.alone()
-        owned = ownership or balanced(config, self.ranks.size)
         self.ownership = owned.with_more([1 << t.bucket_bits for t in self.tables[len(learned) :]])
         self.exchange: Exchange | None = None
         for t in self._pruned:
@@ -232,8 +236,16 @@ class EmbeddingStore(nn.Module):
                 hot=hot_rows > 0,
             )
         self.hot: HotRows | None = None
+        self.columns: ColumnTables | None = None
+        pruning = _pruning(config, prune, self.ranks.size)
+        learning = {
+            "optimizer": self.optimizer.name,
+            **{name: pruning[name] for name in _OF_UTILITY if name in pruning},
+        }
+        if self.exchange is not None and self.exchange.columns:
+            check_columns(self.exchange, learned, hot=hot_rows > 0)
+            self.columns = ColumnTables(self.store, learned, self.exchange, learning, guests_budget)
         if self.exchange is not None and hot_rows > 0:
-            pruning = _pruning(config, prune, self.ranks.size)
             self.hot = HotRows(
                 self.store,
                 [
@@ -241,10 +253,7 @@ class EmbeddingStore(nn.Module):
                     for i, table in enumerate(config.tables)
                 ],
                 self.exchange,
-                {
-                    "optimizer": self.optimizer.name,
-                    **{name: pruning[name] for name in _OF_UTILITY if name in pruning},
-                },
+                learning,
                 hot_rows,
             )
         self.served: ServedExchange | None = None
@@ -382,25 +391,43 @@ class EmbeddingStore(nn.Module):
         """Look bags up; tell where rows are, if a step is to follow."""
         follows = self.training and torch.is_grad_enabled()
         tables = len(self.config.tables)
-        hot_N = [n for n, bag in enumerate(bags) if bag[0] >= tables]
-        if hot_N:
-            assert self.hot is not None
-            return self._look_up_both(self.hot, bags, set(hot_N), follows=follows)
+        elsewhere: HotRows | ColumnTables | None = self.hot
+        other_N = [n for n, bag in enumerate(bags) if bag[0] >= tables]
+        if self.columns is not None:
+            self.columns.begin()
+            elsewhere = self.columns
+            other_N = [n for n, bag in enumerate(bags) if self.columns.has(bag[0])]
+        if other_N:
+            assert elsewhere is not None
+            return self._look_up_both(elsewhere, bags, set(other_N), follows=follows)
+        return self._look_up_here(bags, follows=follows)
+
+    def _look_up_here(
+        self, bags: "Sequence[_store.BagLookup]", *, follows: bool
+    ) -> "list[_store.RowPlaces]":
+        """Look bags up whose rows are at home."""
         if self._on_ssd and self.exchange is not None and follows:
             # Those that other ranks have asked for are known now alone.
             self.store.bring_rows([(bag[0], bag[1]) for bag in bags], threads=_threads())
         return self.store.lookup_bags(bags, threads=_threads(), places=follows)
 
     def _look_up_both(
-        self, hot: HotRows, bags: "Sequence[_store.BagLookup]", hot_N: set[int], *, follows: bool
+        self,
+        elsewhere: HotRows | ColumnTables,
+        bags: "Sequence[_store.BagLookup]",
+        other_N: set[int],
+        *,
+        follows: bool,
     ) -> "list[_store.RowPlaces]":
-        """Look up bags of rows at home, and of hot ones."""
+        """Look up bags of rows at home, and of those that stores beside this one have."""
         places: dict[int, _store.RowPlaces] = {}
-        others_N = [n for n in range(len(bags)) if n not in hot_N]
-        at_home = self._look_up([bags[n] for n in others_N])
-        places |= zip(others_N, at_home, strict=follows)
-        hosted = hot.look_up([bags[n] for n in sorted(hot_N)], threads=_threads(), places=follows)
-        places |= zip(sorted(hot_N), hosted, strict=follows)
+        home_N = [n for n in range(len(bags)) if n not in other_N]
+        at_home = self._look_up_here([bags[n] for n in home_N], follows=follows)
+        places |= zip(home_N, at_home, strict=follows)
+        found = elsewhere.look_up(
+            [bags[n] for n in sorted(other_N)], threads=_threads(), places=follows
+        )
+        places |= zip(sorted(other_N), found, strict=follows)
         return [places[n] for n in sorted(places)]
 
     def _serve_rows(self, bags: "Sequence[_store.BagLookup]") -> None:
@@ -566,7 +593,11 @@ class EmbeddingStore(nn.Module):
         updated = 0
         if self.hot is not None:
             updated, bags, places = self.hot.apply(apply, bags, places)
+        if self.columns is not None:
+            updated, bags, places = self.columns.apply(apply, bags, places)
         updated += apply(self.store, bags, places=places)
+        if self.columns is not None:
+            self.columns.send_new()
         self.steps += 1
         self._prune()
         if self.maintains:
@@ -641,7 +672,7 @@ class EmbeddingStore(nn.Module):
         since = self.steps + 1 - self._pruned_at
         return self.prune.due(self.steps + 1, since, 1.0) or since % self.prune.least == 0
 
-    def bring_hot_rows_home(self) -> None:
+    def bring_rows_home(self) -> None:
         """Have each row be at its bucket's owner, as versions and checkpoints find it.
 
         All ranks call it together, while no rank has asked for keys that are not learned yet.
@@ -651,11 +682,13 @@ class EmbeddingStore(nn.Module):
         """
         if self.hot is not None:
             self.hot.bring_home()
+        if self.columns is not None:
+            self.columns.bring_home()
 
     def send_hot_rows_out(self) -> None:
         """Choose rows by what was asked for since the last call, and have hosts answer for them.
 
-        As `bring_hot_rows_home`, which came before.
+        As `bring_rows_home`, which came before.
 
         Raises:
             RankLostError: A rank is gone.
@@ -663,12 +696,18 @@ class EmbeddingStore(nn.Module):
         if self.hot is not None:
             self.hot.send_out(self.hot.choose())
 
+    def column_figures(self) -> dict[str, int]:
+        """Return what there is of column-wise tables, as of `ColumnTables.figures`."""
+        return {} if self.columns is None else self.columns.figures()
+
     def hot_figures(self) -> dict[str, int]:
         """Return what is hot, and what was, as of `HotRows.figures`; empty where nothing can be."""
         return {} if self.hot is None else self.hot.figures()
 
     def _pass(self, may_take: int, max_age: int) -> _store.PruneOutcome:
         """Make a pass of pruning over rows that are at home."""
+        if self.columns is not None:
+            self.columns.recall()
         if self.hot is None:
             return self._pass_here(may_take, max_age)
         out = self.hot.bring_home()
@@ -790,8 +829,12 @@ class EmbeddingStore(nn.Module):
         return said | newest
 
     def stats(self) -> dict[str, Any]:
-        """Return the store's counters and sizes; steps of hot rows are among the counters."""
+        """Return the store's counters and sizes; steps of rows elsewhere are among the counters.
+
+        A row of a column-wise table counts at each rank that has a part of it.
+        """
         stats = self.store.stats()
-        for name, count in ({} if self.hot is None else self.hot.counters()).items():
-            stats[name] += count
+        for each in (self.hot, self.columns):
+            for name, count in ({} if each is None else each.counters()).items():
+                stats[name] += count
         return stats

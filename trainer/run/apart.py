@@ -114,6 +114,13 @@ def check_learner(run: RunConfig, learner: Learner) -> None:
                 " ranks change its rows at one step",
                 "AllReduce()",
             )
+        if learner.rows.ownership.columns(t):
+            raise _refused(
+                run,
+                f"does not go with table {table.name!r}, which the plan has column-wise, for the"
+                " ranks that have parts of a row take its step together",
+                "AllReduce()",
+            )
     if learner.has_statistics:
         raise _refused(
             run,

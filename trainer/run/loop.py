@@ -316,6 +316,7 @@ class Trainer:
             "apart": {} if self._apart is None else self._apart.figures(),
             "window": self.steps.window.figures(),
             "hot": self.state.rows.hot_figures(),
+            "columns": self.state.rows.column_figures(),
         }
         plan = None if self._planner is None else self._planner.record.figures()
         every = self._channel.gather(mine)
@@ -650,7 +651,7 @@ class Trainer:
         self._publish_here(how, number, watermark_ms)
 
     def _publish_here(self, how: str, number: int, watermark_ms: int) -> None:
-        self.state.rows.bring_hot_rows_home()
+        self.state.rows.bring_rows_home()
         if how in ("whole", "last"):
             self.versions.publish(number, watermark_ms, snapshot=True, last=how == "last")
         elif how == "change":

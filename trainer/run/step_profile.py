@@ -91,6 +91,11 @@ def measure(
     """
     check_run(run)
     _check_batches(run, batches)
+    if owners is not None and any(map(owners.columns, range(len(run.model.tables)))):
+        raise ConfigurationError(
+            "the plan has column-wise tables, whose steps no profile predicts: measure with a plan"
+            " without columns"
+        )
     assert not isinstance(run.sync, AsynchronousSync)
     # Steps under other owners are predicted without hot rows.
     learner = Learner(dataclasses.replace(run, hot_rows=0), ranks, owners)

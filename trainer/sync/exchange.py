@@ -8,7 +8,8 @@ A step of a rank, for its part of a batch:
     give     the summed gradient of each key goes the same way
     apply    owners take a step with the gradients of all ranks, in the order of ranks
 
-Rows of tables that are everywhere are looked up here; their gradients go to all ranks. Keys travel
+Rows of tables that are everywhere are looked up here; their gradients go to all ranks. Rows of
+column-wise tables are asked for at each rank that has a part of them, and joined here. Keys travel
 through a channel of their own, so that the next batch's may be asked for while this one is learned.
 
 Shapes: R ranks, T tables, U keys, D values.
@@ -16,7 +17,7 @@ Shapes: R ranks, T tables, U keys, D values.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from embertide.trainer.config import Codec, Codecs
 from embertide.trainer.sync import codec
 from embertide.trainer.sync.channel import Pending
 from embertide.trainer.sync.codec import Block, Feedback
-from embertide.trainer.sync.plan import Ownership
+from embertide.trainer.sync.plan import Columns, Ownership
 from embertide.trainer.sync.ranks import Ranks
 
 Keys = NDArray[np.int64]
@@ -36,7 +37,7 @@ Floats = NDArray[np.float32]
 BagKeys = tuple[int, Keys, NDArray[np.uint32] | None]
 Lookup: TypeAlias = "Callable[[Sequence[_store.BagLookup]], list[_store.RowPlaces]]"
 
-Number = TypeVar("Number", np.int64, np.uint32)
+Number = TypeVar("Number", np.int64, np.uint32, np.float32)
 
 _FEEDBACK_PLACES = 1 << 14
 """Keys of a table whose remainders a rank keeps."""
@@ -59,6 +60,20 @@ class Asked:
     places: "dict[tuple[int, int], _store.RowPlaces]" = dataclasses.field(default_factory=dict)
 
 
+class Part(NamedTuple):
+    """The floats that one rank has of the rows of a column-wise table.
+
+    Attributes:
+        columns: The rank, and the chunks.
+        first: The first of their floats.
+        dim: How many.
+    """
+
+    columns: Columns
+    first: int
+    dim: int
+
+
 class Exchange:
     """Exchanges rows with other ranks' stores. All ranks make the same calls in one order.
 
@@ -75,6 +90,8 @@ class Exchange:
 
     Attributes:
         everywhere: Tables whose rows all ranks have.
+        columns: Of column-wise tables, who has which floats of their rows.
+        answered_dims: Floats that are learned of a row of each table, as this rank answers for it.
     """
 
     def __init__(
@@ -112,6 +129,16 @@ class Exchange:
             self._widths, self._dims = 2 * self._widths, 2 * self._dims
         self.router = _store.Router(routed, ranks=ranks.size, rank=ranks.rank)
         self.everywhere = [t for t in range(len(tables)) if ownership.everywhere(t)]
+        self.columns: dict[int, list[Part]] = {}
+        for t, table in enumerate(tables):
+            size = table.layout.chunk_dim
+            parts = [Part(at, at.first * size, at.chunks * size) for at in ownership.columns(t)]
+            if parts:
+                self.columns[t] = parts
+        self._answered_widths, self.answered_dims = [*self._widths], [*self._dims]
+        for t, parts in self.columns.items():
+            here = next((part.dim for part in parts if part.columns.rank == ranks.rank), 0)
+            self._answered_widths[t] = self.answered_dims[t] = here
         self.feedback: Feedback | None = None
         if codecs.gradients == "int8":
             self.feedback = Feedback(_FEEDBACK_PLACES, self._dims[: self._tables])
@@ -127,36 +154,49 @@ class Exchange:
         size, tables = self.ranks.size, len(self._dims)
         routed = self.router.route(bags)
         lengths_RT = routed.lengths.reshape(size, tables).astype(np.int64)
-        parts = np.split(routed.keys, np.cumsum(lengths_RT.sum(axis=1))[:-1])
-        counts = np.split(routed.counts, np.cumsum(lengths_RT.sum(axis=1))[:-1])
-        mine = self.ranks.rank
-        if self.everywhere:
-            # All have these rows: keys go along for their gradients' sake.
-            own = np.split(parts[mine], np.cumsum(lengths_RT[mine])[:-1])
-            own_counts = np.split(counts[mine], np.cumsum(lengths_RT[mine])[:-1])
-            for rank in range(size):
-                if rank == mine:
-                    continue
-                theirs = np.split(parts[rank], np.cumsum(lengths_RT[rank])[:-1])
-                their_counts = np.split(counts[rank], np.cumsum(lengths_RT[rank])[:-1])
-                for t in self.everywhere:
-                    theirs[t], their_counts[t] = own[t], own_counts[t]
-                    lengths_RT[rank, t] = len(own[t])
-                parts[rank] = np.concatenate(theirs)
-                counts[rank] = np.concatenate(their_counts)
+        keys_N, counts_N = routed.keys, routed.counts
+        if self.everywhere or self.columns:
+            keys_N = self._to_more(routed.keys, lengths_RT)
+            counts_N = self._to_more(routed.counts, lengths_RT)
+            lengths_RT = self._lengths_to_more(lengths_RT)
         sent = torch.from_numpy(np.ascontiguousarray(lengths_RT.astype(np.int32)).reshape(-1))
         got = self._keys.exchange(sent, [tables] * size, [tables] * size, "lengths").wait()
         from_RT = got.numpy().reshape(size, tables)
         to_R, from_R = lengths_RT.sum(axis=1).tolist(), from_RT.sum(axis=1).tolist()
-        keys = self._keys.exchange(
-            torch.from_numpy(np.concatenate(parts)), to_R, from_R, "keys"
-        ).wait()
+        keys = self._keys.exchange(torch.from_numpy(keys_N), to_R, from_R, "keys").wait()
         counts_RT = None
         if self._counting:
-            sent = torch.from_numpy(np.concatenate(counts).view(np.int32))
+            sent = torch.from_numpy(counts_N.view(np.int32))
             came = self._keys.exchange(sent, to_R, from_R, "counts").wait()
             counts_RT = _by_table(came.numpy().view(np.uint32), from_RT)
         return Asked(routed, _by_table(keys.numpy(), from_RT), counts_RT)
+
+    def _to_more(self, values: NDArray[Number], lengths_RT: NDArray[np.int64]) -> NDArray[Number]:
+        """Return keys, or what there is of each, with those that go to more ranks than an owner.
+
+        Those of a table that is everywhere go along for their gradients' sake; all of a column-wise
+        table, whoever owns their buckets, go to each rank that has a part of its rows.
+        """
+        values_RT = _by_table(values, lengths_RT)
+        for values_T in values_RT:
+            for t in self.everywhere:
+                values_T[t] = values_RT[self.ranks.rank][t]
+        for t, parts in self.columns.items():
+            every = np.concatenate([values_T[t] for values_T in values_RT])
+            for values_T in values_RT:
+                values_T[t] = every[:0]
+            for part in parts:
+                values_RT[part.columns.rank][t] = every
+        return np.concatenate([each for values_T in values_RT for each in values_T])
+
+    def _lengths_to_more(self, lengths_RT: NDArray[np.int64]) -> NDArray[np.int64]:
+        more_RT = lengths_RT.copy()
+        for t in self.everywhere:
+            more_RT[:, t] = lengths_RT[self.ranks.rank, t]
+        for t, parts in self.columns.items():
+            more_RT[:, t] = 0
+            more_RT[[part.columns.rank for part in parts], t] = lengths_RT[:, t].sum()
+        return more_RT
 
     # --- what all ranks must know -----------------------------------------------------------------
 
@@ -176,9 +216,10 @@ class Exchange:
 
     # --- rows -------------------------------------------------------------------------------------
 
-    def _row_block(self, table: int, keys: int) -> Block:
-        width = self._widths[table]
-        return Block(keys, width, exact=width - self._dims[table])
+    def _row_block(self, table: int, keys: int, *, answers: bool = False) -> Block:
+        width = self._answered_widths[table] if answers else self._widths[table]
+        dim = self.answered_dims[table] if answers else self._dims[table]
+        return Block(keys, width, exact=width - dim)
 
     def rows(self, asked: Asked, lookup: Lookup) -> Floats:
         """Return the rows of a batch's keys, in their order.
@@ -193,7 +234,9 @@ class Exchange:
         mine = self.ranks.rank
         blocks_R = [
             [
-                self._row_block(t, 0 if rank != mine and t in self.everywhere else len(keys))
+                self._row_block(
+                    t, 0 if rank != mine and t in self.everywhere else len(keys), answers=True
+                )
                 for t, keys in enumerate(keys_T)
             ]
             for rank, keys_T in enumerate(asked.keys_RT)
@@ -217,7 +260,38 @@ class Exchange:
             [self._row_block(t, n) for t, n in enumerate(lengths_T.tolist())]
             for lengths_T in lengths_RT
         ]
-        return self._travel(out, blocks_R, back_R, self.codecs.rows, "rows").floats()
+        if self.columns:
+            back_R = self._in_parts(back_R)
+        floats = self._travel(out, blocks_R, back_R, self.codecs.rows, "rows").floats()
+        return self._joined(floats, back_R, lengths_RT) if self.columns else floats
+
+    def _in_parts(self, blocks_R: list[list[Block]]) -> list[list[Block]]:
+        """Return routed blocks with those of column-wise tables at the ranks that have parts."""
+        in_parts_R = [[*blocks] for blocks in blocks_R]
+        for t, parts in self.columns.items():
+            keys = sum(blocks[t].keys for blocks in blocks_R)
+            for blocks in in_parts_R:
+                blocks[t] = Block(0, self._widths[t])
+            for part in parts:
+                in_parts_R[part.columns.rank][t] = Block(keys, part.dim)
+        return in_parts_R
+
+    def _joined(
+        self, floats: Floats, back_R: list[list[Block]], lengths_RT: NDArray[np.uint32]
+    ) -> Floats:
+        """Return rows as they were routed, with those of column-wise tables joined."""
+        pieces_RT = _cut(floats, back_R)
+        for t, parts in self.columns.items():
+            keys_R = lengths_RT[:, t].astype(np.int64)
+            whole_UD = np.empty((keys_R.sum(), self._widths[t]), np.float32)
+            for part in parts:
+                piece = pieces_RT[part.columns.rank][t]
+                whole_UD[:, part.first : part.first + part.dim] = piece.reshape(-1, part.dim)
+            for pieces_T, rows in zip(
+                pieces_RT, np.split(whole_UD, np.cumsum(keys_R)[:-1]), strict=True
+            ):
+                pieces_T[t] = rows.reshape(-1)
+        return np.concatenate([each for pieces_T in pieces_RT for each in pieces_T])
 
     # --- gradients --------------------------------------------------------------------------------
 
@@ -239,8 +313,10 @@ class Exchange:
             self._feed_back(asked, sums, to_R)
         if self.everywhere:
             sums, to_R = self._to_all(sums, to_R)
+        if self.columns:
+            sums, to_R = self._to_parts(sums, to_R)
         from_R = [
-            [Block(len(keys), self._dims[t]) for t, keys in enumerate(keys_T)]
+            [Block(len(keys), self.answered_dims[t]) for t, keys in enumerate(keys_T)]
             for keys_T in asked.keys_RT
         ]
         return self._travel(sums, to_R, from_R, self.codecs.gradients, "gradients")
@@ -261,7 +337,7 @@ class Exchange:
         at = 0
         for rank, keys_T in enumerate(asked.keys_RT):
             for t, keys in enumerate(keys_T):
-                n, dim = len(keys), self._dims[t]
+                n, dim = len(keys), self.answered_dims[t]
                 if n:
                     gradients_UD = floats[at : at + n * dim].reshape(n, dim)
                     counts = None if asked.counts_RT is None else asked.counts_RT[rank][t]
@@ -273,14 +349,7 @@ class Exchange:
     def _to_all(self, sums: Floats, to_R: list[list[Block]]) -> tuple[Floats, list[list[Block]]]:
         """Add the gradients of tables that are everywhere to what each other rank gets."""
         mine = self.ranks.rank
-        parts_RT: list[list[Floats]] = []
-        at = 0
-        for blocks in to_R:
-            parts: list[Floats] = []
-            for block in blocks:
-                parts.append(sums[at : at + block.keys * block.width])
-                at += block.keys * block.width
-            parts_RT.append(parts)
+        parts_RT = _cut(sums, to_R)
         how = self.codecs.gradients
         for t in self.everywhere:
             # Here, too, as others get it: all ranks' rows must stay the same.
@@ -290,6 +359,20 @@ class Exchange:
                 parts[t] = rounded
                 to_R[rank][t] = to_R[mine][t]
         return np.concatenate([part for parts in parts_RT for part in parts]), to_R
+
+    def _to_parts(self, sums: Floats, to_R: list[list[Block]]) -> tuple[Floats, list[list[Block]]]:
+        """Divide the gradients of column-wise tables among the ranks that have parts of rows."""
+        pieces_RT = _cut(sums, to_R)
+        for t, parts in self.columns.items():
+            whole = np.concatenate([pieces_T[t] for pieces_T in pieces_RT])
+            whole_UD = whole.reshape(-1, self._dims[t])
+            for pieces_T in pieces_RT:
+                pieces_T[t] = whole[:0]
+            for part in parts:
+                columns = whole_UD[:, part.first : part.first + part.dim]
+                pieces_RT[part.columns.rank][t] = columns.reshape(-1)
+        sums = np.concatenate([each for pieces_T in pieces_RT for each in pieces_T])
+        return sums, self._in_parts(to_R)
 
     def _feed_back(self, asked: Asked, sums: Floats, to_R: list[list[Block]]) -> None:
         """Bring in what the last gradients of the same keys lost, and keep what these will lose."""
@@ -394,8 +477,14 @@ def _floats(blocks: Sequence[Block]) -> int:
     return sum(block.keys * block.width for block in blocks)
 
 
+def _cut(values: Floats, blocks_R: list[list[Block]]) -> list[list[Floats]]:
+    """Cut values into (rank, table)."""
+    floats_RT = np.array([[block.keys * block.width for block in blocks] for blocks in blocks_R])
+    return _by_table(values, floats_RT)
+
+
 def _by_table(
-    values: NDArray[Number], lengths_RT: NDArray[np.int32]
+    values: NDArray[Number], lengths_RT: NDArray[np.int32] | NDArray[np.int64]
 ) -> list[list[NDArray[Number]]]:
     """Cut what came from all ranks into (rank, table)."""
     ends = np.cumsum(lengths_RT.reshape(-1))[:-1]

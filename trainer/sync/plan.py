@@ -1,14 +1,15 @@
 """Which rank owns which bucket of a run's tables: a plan that is handed over, or a balanced one.
 
-Three ways to hold a table (ZionEX, arXiv 2104.05158): whole at one rank; its buckets over ranks, by
-rows; or everywhere, each rank with all rows, which then learn the same from all ranks' gradients.
-Ranks and their buckets change from one start of a run to the next: checkpoints depend on neither.
+Four ways to hold a table (ZionEX, arXiv 2104.05158): whole at one rank; its buckets over ranks, by
+rows; the chunks of each row over ranks, by columns (trainer/embedding/columns.py); or everywhere,
+each rank with all rows, which then learn the same from all ranks' gradients. Ranks and their
+buckets change from one start of a run to the next: checkpoints depend on neither.
 
 The balanced plan costs a bucket what it was asked for in the run before (`Load`, kept beside
 checkpoints); of a fresh run, a table's part of the columns of KEYS. The control plane's planners
 may write a better one as a file (docs/formats.md, "Plan of a run").
 
-Shapes: T tables, P buckets of a table.
+Shapes: T tables, P buckets of a table, C chunks of its rows.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import json
 import logging
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,17 +40,44 @@ Owners = NDArray[np.uint16]
 log = logging.getLogger(__name__)
 
 
+class Columns(NamedTuple):
+    """The chunks of a column-wise table's rows that one rank has.
+
+    Attributes:
+        rank: The rank.
+        first: The first of them.
+        chunks: How many.
+    """
+
+    rank: int
+    first: int
+    chunks: int
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ownership:
-    """Owners of all buckets.
+    """Owners of all buckets, and ranks of the chunks of column-wise tables.
 
     Attributes:
         ranks: The number of ranks.
-        owners_T: By table, the owner of each bucket; `EVERYWHERE` in all of a table's or none.
+        owners_T: By table, the owner of each bucket; `EVERYWHERE` in all of a table's or none. Of a
+            column-wise table, the rank that writes the bucket, and decides which keys have a row.
+        ranks_TC: By table, the rank of each chunk of a column-wise one; none of others. May be
+            shorter than there are tables.
     """
 
     ranks: int
     owners_T: tuple[Owners, ...]
+    ranks_TC: tuple[tuple[int, ...], ...] = ()
+
+    def columns(self, table: int) -> list[Columns]:
+        """Return who has which chunks of a column-wise table, in their order; none of another."""
+        ranks_C = self.ranks_TC[table] if table < len(self.ranks_TC) else ()
+        firsts = [c for c, rank in enumerate(ranks_C) if c == 0 or rank != ranks_C[c - 1]]
+        ends = [*firsts[1:], len(ranks_C)]
+        return [
+            Columns(ranks_C[c], c, end - c) for c, end in zip(firsts, ends, strict=bool(firsts))
+        ]
 
     def with_more(self, buckets_T: Sequence[int]) -> "Ownership":
         """Return it with more tables of so many buckets, which the ranks own in turn."""
@@ -133,13 +161,24 @@ def read(path: Path, model: ModelConfig, ranks: int) -> Ownership:
     """
     # The ranks own histories that versions carry in turn, whatever a fleet says of them.
     histories = {sequence.table for sequence in model.sequences if sequence.published}
-    return read_for(path, _buckets(model), ranks, ignored=histories)
+    return read_for(path, _buckets(model), ranks, ignored=histories, chunks=_chunks(model))
 
 
 def read_for(
-    path: Path, buckets: Mapping[str, int], ranks: int, ignored: Container[str] = ()
+    path: Path,
+    buckets: Mapping[str, int],
+    ranks: int,
+    ignored: Container[str] = (),
+    chunks: Mapping[str, int] | None = None,
 ) -> Ownership:
     """Read a plan's file, for tables of so many buckets by name; `ignored` ones may stand in it.
+
+    Args:
+        path: The file.
+        buckets: Of each table, by name.
+        ranks: How many it must be for.
+        ignored: Names that may stand there, whatever is said of them.
+        chunks: Of the rows of each table, by name; None: no table may be column-wise.
 
     Raises:
         ConfigurationError: As `read`.
@@ -155,17 +194,21 @@ def read_for(
             f"{path} is for {said.get('ranks')} ranks, and {ranks} were started: make a plan for "
             f"{ranks}, or leave --plan out for a balanced one"
         )
-    tables = said.get("tables")
-    if isinstance(tables, dict):
-        tables = {name: owners for name, owners in tables.items() if name not in ignored}
-    if not isinstance(tables, dict) or set(tables) != set(buckets):
-        found = sorted(tables) if isinstance(tables, dict) else tables
+    given = said.get("tables")
+    if isinstance(given, dict):
+        given = {name: owners for name, owners in given.items() if name not in ignored}
+    if not isinstance(given, dict) or set(given) != set(buckets):
+        found = sorted(given) if isinstance(given, dict) else given
         raise ConfigurationError(f"{path} names the tables {found}; the model has {[*buckets]}")
-    return _plan(path, tables, buckets, ranks)
+    return _plan(path, given, buckets, ranks, chunks)
 
 
 def _buckets(model: ModelConfig) -> dict[str, int]:
     return {table.name: 1 << table.bucket_bits for table in model.tables}
+
+
+def _chunks(model: ModelConfig) -> dict[str, int]:
+    return {table.name: table.chunks for table in model.tables}
 
 
 def parsed(text: str, model: ModelConfig, ranks: int) -> Ownership | None:
@@ -175,12 +218,65 @@ def parsed(text: str, model: ModelConfig, ranks: int) -> Ownership | None:
     said = json.loads(text)
     if said["ranks"] != ranks:
         return None
-    return _plan(Path("the checkpoint's plan"), said["tables"], _buckets(model), ranks)
+    return _plan(
+        Path("the checkpoint's plan"), said["tables"], _buckets(model), ranks, _chunks(model)
+    )
 
 
-def _plan(path: Path, tables: Any, buckets: Mapping[str, int], ranks: int) -> Ownership:
-    owners = [_owners(path, name, tables[name], count, ranks) for name, count in buckets.items()]
-    return Ownership(ranks, tuple(owners))
+def _plan(
+    path: Path,
+    given: Any,
+    tables: Mapping[str, int],
+    ranks: int,
+    chunks: Mapping[str, int] | None,
+) -> Ownership:
+    owners: list[Owners] = []
+    ranks_TC: list[tuple[int, ...]] = []
+    for t, (name, buckets) in enumerate(tables.items()):
+        said = given[name]
+        if isinstance(said, dict):
+            if chunks is None:
+                raise ConfigurationError(
+                    f"{path}: table {name!r} is column-wise, of which a profile says nothing: give"
+                    " its buckets to ranks here"
+                )
+            ranks_TC.append(_columns(path, name, said, chunks[name], ranks))
+            # Who writes a bucket has to hold its rows: in turn, and not all small tables at one.
+            owners.append(((t + np.arange(buckets)) % ranks).astype(np.uint16))
+        else:
+            ranks_TC.append(())
+            owners.append(_owners(path, name, said, buckets, ranks))
+    return Ownership(ranks, tuple(owners), tuple(ranks_TC) if any(ranks_TC) else ())
+
+
+def _is_rank(said: Any, ranks: int) -> bool:
+    return isinstance(said, int) and not isinstance(said, bool) and 0 <= said < ranks
+
+
+def _columns(path: Path, table: str, said: Any, chunks: int, ranks: int) -> tuple[int, ...]:
+    given = said.get("columns")
+    if (
+        set(said) != {"columns"}
+        or not isinstance(given, list)
+        or len(given) != chunks
+        or not all(_is_rank(rank, ranks) for rank in given)
+    ):
+        raise ConfigurationError(
+            f"{path}: table {table!r} has {json.dumps(said)}; its rows have {chunks} chunks: give"
+            f' {{"columns": [...]}} with {chunks} ranks below {ranks}, one a chunk'
+        )
+    runs = [rank for c, rank in enumerate(given) if c == 0 or rank != given[c - 1]]
+    if len(runs) == 1:
+        raise ConfigurationError(
+            f"{path}: table {table!r} has all of its {chunks} chunks at rank {runs[0]}: write"
+            f" {runs[0]} for a table that one rank owns, or name other ranks, too"
+        )
+    if len(set(runs)) < len(runs):
+        raise ConfigurationError(
+            f"{path}: table {table!r} has columns {given}, in which a rank comes again after"
+            " others; give each rank chunks that stand together"
+        )
+    return tuple(given)
 
 
 def _owners(path: Path, table: str, said: Any, buckets: int, ranks: int) -> Owners:
@@ -190,11 +286,11 @@ def _owners(path: Path, table: str, said: Any, buckets: int, ranks: int) -> Owne
     if (
         not isinstance(given, list)
         or len(given) != buckets
-        or not all(isinstance(rank, int) and 0 <= rank < ranks for rank in given)
+        or not all(_is_rank(rank, ranks) for rank in given)
     ):
         raise ConfigurationError(
-            f'{path}: table {table!r} has {said!r}; give a rank below {ranks}, "everywhere", or a '
-            f"list of {buckets} ranks, one a bucket"
+            f'{path}: table {table!r} has {said!r}; give a rank below {ranks}, "everywhere", a '
+            f'list of {buckets} ranks, one a bucket, or {{"columns": [...]}}'
         )
     return np.array(given, np.uint16)
 
@@ -210,6 +306,9 @@ def text_for(names: Sequence[str], ownership: Ownership) -> str:
     """Return a plan of tables as its file has it."""
     tables: dict[str, Any] = {}
     for t, name in enumerate(names):
+        if ownership.columns(t):
+            tables[name] = {"columns": [*ownership.ranks_TC[t]]}
+            continue
         owners = ownership.owners_T[t].tolist()
         whole = len(set(owners)) == 1
         tables[name] = "everywhere" if ownership.everywhere(t) else owners[0] if whole else owners
