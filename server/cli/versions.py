@@ -76,6 +76,9 @@ def rollback_plan(answer: control_pb2.StartRollbackResponse, version: int) -> st
     """Say what a rollback would do."""
     sign = answer.trainer.sign
     known = "" if answer.HasField("version") else "; its figures are not known any more"
+    facts = version_facts(answer.version)
+    if facts["verdict"] == "withdrawn":
+        known = f"; NOTE that it was withdrawn ({facts['why']})"
     return (
         f"version {version:,} is restored as version {answer.newest.number + 1:,} or a later one: "
         f"{answer.newest.number - version:,} versions are undone{known}. The trainer on "

@@ -10,6 +10,7 @@ import redis
 from control_bench import Bench, Client
 from waiting import wait_until
 
+from embertide.server.cli.versions import rollback_plan
 from embertide.server.services.tokens import Tokens
 from embertide.v1 import control_pb2, update_pb2
 
@@ -23,7 +24,8 @@ class Site:
 
     def __init__(self, bench: Bench, folder: Path) -> None:
         self.bus = redis.Redis.from_url(bench.url)
-        self.publish(NEWEST)
+        for number in (9, NEWEST):
+            self.publish(number)
         self.live()
         tokens = folder / "tokens"
         tokens.write_text(f"reader/ben:{LOOK}\noperator/anna:{ACT}\nnode:{SERVE}\n")
@@ -31,7 +33,7 @@ class Site:
         control = bench.control(tokens=Tokens(tokens), bus=bench.url, audit=self.audit)
         self.anna = bench.client(control.address, ACT)
         self.ben = bench.client(control.address, LOOK)
-        wait_until(lambda: len(self.versions().versions) == 1)
+        wait_until(lambda: len(self.versions().versions) == 2)
 
     def publish(self, number: int, lineage: int = 1) -> None:
         version = update_pb2.Version(number=number, lineage=lineage)
@@ -141,6 +143,21 @@ def test_of_two_orders_one_is_refused_until_the_first_has_ended(site: Site) -> N
     order = ordered(site)
     assert order is not None
     assert order.version == 8
+
+
+def test_a_preview_warns_of_a_version_that_was_withdrawn(site: Site) -> None:
+    withdrawn = {"first": 9, "last": 9, "reason": "auc", "by": "guard@a:1", "at_ms": 5}
+    record = {"promoted": 9, "undone": [], "withdrawn": [withdrawn | {"detail": "0.7 to 0.6"}]}
+    header = b"EMPRM001 1 00000000\n"
+    site.bus.set("e:{news:commit}:promoted", header + json.dumps(record).encode())
+    wait_until(lambda: "NOTE that it was withdrawn" in rollback_plan(preview(site), 9))
+    assert "auc: 0.7 to 0.6" in rollback_plan(preview(site), 9)
+    assert "NOTE" not in rollback_plan(start(site.anna, asked(version=8, dry_run=True)), 8)
+
+
+def preview(site: Site) -> control_pb2.StartRollbackResponse:
+    answer: control_pb2.StartRollbackResponse = start(site.anna, asked(dry_run=True))
+    return answer
 
 
 def test_what_cannot_be_done_is_refused_with_the_remedy(site: Site, bench: Bench) -> None:
