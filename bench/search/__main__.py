@@ -4,7 +4,8 @@ Profiles are drawn or assumed (bench/search/profiles.py), but for `measured`, wh
 steps of two ranks (bench/search/measured.py). `hot` counts what ranks ask one another for
 (bench/search/hot.py), in some minutes. `columns` has real ranks learn column-wise tables
 (bench/search/columns.py). `pipe` measures steps over an SSD (bench/search/pipe.py),
-with nothing else at work.
+with nothing else at work. `auto` is whether tests of `embertide train --plan auto` hold:
+EMBERTIDE_KILLS=80 kills its ranks ten times.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from bench import parts, report
+from bench.held import held
 from bench.search import columns, hot, measured, pipe
 from bench.search.profiles import criteo, tiny
 from embertide.trainer.config import Codecs
@@ -200,6 +202,14 @@ def _larger(_: object) -> Iterable[report.Row]:
     )
 
 
+# Claims that tests hold: case, tests, the words that choose them.
+_AUTO = (
+    ("killed in each stage, ends as without", "tests/trainer/test_auto_plan.py", "killed or tried"),
+    ("command killed at random, nodes following", "tests/e2e/test_killed_ranks.py", "auto"),
+    ("in the demo", "tests/e2e/test_demo.py", "plan"),
+)
+
+
 def _options() -> argparse.ArgumentParser:
     more = argparse.ArgumentParser(add_help=False)
     more.add_argument("--rows", type=int, default=200_000, help="of a table, for pipe")
@@ -220,6 +230,7 @@ if __name__ == "__main__":
                 "columns": columns.measure,
                 "pipe": pipe.run,
                 "measured": measured.run,
+                "auto": lambda _: (held(*each, claim="E.6") for each in _AUTO),
             },
             __doc__,
             _options(),

@@ -32,7 +32,7 @@ from embertide.v1 import node_pb2
 
 _SAMPLES = 32
 _EVERY_S = 0.02
-_FOLLOW_S = 60.0
+_FOLLOW_S = 120.0
 _DEADLINE_S = 10.0
 _STORE_BYTES = 256 << 20
 

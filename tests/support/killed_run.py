@@ -27,16 +27,32 @@ from embertide.trainer.run.checkpoint.checkpoint import is_complete
 
 _CACHE = BUILD / "cache" / "dense"
 _RESTARTS = 1000
-_START_S, _RUN_S, _END_S, _KERNEL_S = 120.0, 300.0, 60.0, 3.0
+_START_S, _RUN_S, _END_S = 120.0, 600.0, 60.0
+_KERNEL_S = 15.0  # ranks that are only just starting learn of it once they have loaded torch
 _LOOK_S = 0.02
 
-Moment = Literal["start", "write", "any"]
+Moment = Literal["start", "write", "any", "late"]
 Victim = Literal["rank", "all ranks", "agent", "command"]
 MOMENTS: Mapping[Moment, float] = {"start": 0.2, "write": 0.45, "any": 0.35}
 """When to kill, and how often: while ranks start, while a snapshot is written, at any time."""
+PLAN_MOMENTS: Mapping[Moment, float] = {"start": 0.15, "write": 0.15, "late": 0.7}
+"""The same of ranks that look for a plan: a search takes as long as several starts."""
 VICTIMS: Mapping[Victim, float] = {"rank": 0.6, "all ranks": 0.12, "agent": 0.14, "command": 0.14}
 # The longest delay after the moment has come. Starting takes some seconds.
-_DELAY_S: Mapping[Moment, float] = {"start": 3.0, "write": 0.1, "any": 1.5}
+_DELAY_S: Mapping[Moment, float] = {"start": 3.0, "write": 0.1, "any": 1.5, "late": 35.0}
+_ROW_US = 300  # that rank 1 sleeps for a row where ranks look for a plan: so there is one that pays
+
+
+_SLOW_RANK = """
+import os
+
+from bench.search.real import sleep_for_rows
+
+if os.environ.get("RANK") == "1":
+    sleep_for_rows({row_us} / 1e6)
+# A plan is tried however little is left of a stream whose end is not known.
+type(source).total_events = lambda _: None
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +68,9 @@ class Stream:
         snapshot_every: Versions from one snapshot to the next.
         sync: The strategy, as a run's file has it; one whose ranks are not at the same step does
             not repeat byte for byte.
+        batch_size: Events of a step.
+        plan: Whether ranks look for a plan, and rank 1 is so slow with rows that one pays. No byte
+            depends on it.
     """
 
     model: str
@@ -60,6 +79,18 @@ class Stream:
     publish_every_s: int = 300
     snapshot_every: int = 2
     sync: str = "AllReduce()"
+    batch_size: int = 256
+    plan: bool = False
+
+    @property
+    def moments(self) -> Mapping[Moment, float]:
+        """When to kill, and how often."""
+        return PLAN_MOMENTS if self.plan else MOMENTS
+
+    @property
+    def kills(self) -> int:
+        """Most kills of one run, so that some searches come to their end."""
+        return 2 if self.plan else 1000
 
     @property
     def repeats(self) -> bool:
@@ -69,6 +100,7 @@ class Stream:
     def run_file(self, keep_snapshots: int) -> str:
         """Return the text of a run's file."""
         prune = f"PruneConfig(bytes={self.prune_bytes})" if self.prune_bytes else "None"
+        slow = _SLOW_RANK.format(row_us=_ROW_US) if self.plan else ""
         return f'''"""A run that benchmarks and tests kill."""
 
 from embertide.trainer.config import AllReduce, LocalSGD, PartialAllReduce, PruneConfig, RunConfig
@@ -83,9 +115,10 @@ run = RunConfig(
     snapshot_every={self.snapshot_every},
     keep_snapshots={keep_snapshots},
     sync={self.sync},
+    batch_size={self.batch_size},
 )
 source = NewsSource(NewsConfig(hours={self.hours}))
-'''
+{slow}'''
 
 
 PLAIN = Stream(model="news_model", hours=3)
@@ -96,6 +129,8 @@ APART = {
     for name, sync in (("LocalSGD", "LocalSGD()"), ("partial all-reduce", "PartialAllReduce()"))
 }
 """Ranks that are not at the same step."""
+PLANNED = dataclasses.replace(PLAIN, hours=12, batch_size=64, plan=True)
+"""Ranks that look for a plan, and start again with it."""
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> None:
@@ -162,6 +197,8 @@ class RankRun:
             keep_snapshots: Snapshots kept, with the deltas that follow the oldest.
         """
         self.publication = Publication(folder / "pub")
+        self.stage = ""  # of the search for a plan, when the ranks were last killed
+        self._options = ["--plan", "auto"] if stream.plan else []
         self._folder = folder
         self._bus = bus
         folder.mkdir(parents=True, exist_ok=True)
@@ -188,6 +225,7 @@ class RankRun:
         command += ["--config", str(self._file), "--cache", str(_CACHE), "--json"]
         command += ["--nproc", str(ranks), "--restarts", str(_RESTARTS)]
         command += ["--bus", self._bus] if self._bus else []
+        command += self._options
         self._command = Child(command, log=self._folder / f"{self._starts}.log")
         self._await_ranks({})
 
@@ -203,7 +241,8 @@ class RankRun:
             for process in psutil.Process(self._command.pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     rank = process.environ().get("RANK")
-                    if rank is not None:
+                    # Processes that a rank starts have its variables, and come after it.
+                    if rank is not None and int(rank) not in pids:
                         pids[int(rank)] = process.pid
                         self._agent = process.ppid()
         return pids
@@ -218,6 +257,15 @@ class RankRun:
 
         wait_until(are_there, f"{self._ranks} ranks to start", _START_S)
         self._log_begin = len(self._command.log_text())
+
+    def _find_all_ranks(self) -> None:
+        """Find the ranks that run now: they may have started again by themselves."""
+
+        def are_there() -> bool:
+            self._pids = self._find_ranks()
+            return self.ended() or len(self._pids) == self._ranks
+
+        wait_until(are_there, f"{self._ranks} ranks to run", _START_S)
 
     # --- watching ---------------------------------------------------------------------------------
 
@@ -234,6 +282,14 @@ class RankRun:
     def _learns(self) -> bool:
         """Return whether the ranks have learned since they were started."""
         return self.ended() or "progress" in self._command.log_text()[self._log_begin :]
+
+    def _read_stage(self) -> str:
+        """Return the stage of the search for a plan that these ranks spoke of last."""
+        log = self._command.log_text()[self._log_begin :]
+        lines = [line for line in log.splitlines() if line.startswith('{"progress"')]
+        with contextlib.suppress(IndexError, ValueError):
+            return str(json.loads(lines[-1])["progress"]["plan"].get("stage", ""))
+        return "not learning"
 
     def _writes(self) -> bool:
         """Return whether a snapshot is being written."""
@@ -277,6 +333,7 @@ class RankRun:
         until = time.monotonic() + rng.uniform(0, _DELAY_S[moment])
         while time.monotonic() < until and not self.ended():
             time.sleep(0.001)
+        self._find_all_ranks()
         victims = {
             "rank": [self._pids.get(int(rng.integers(self._ranks)), 0)],
             "all ranks": list(self._pids.values()),
@@ -286,6 +343,7 @@ class RankRun:
         if self.ended() or not all(_is_running(pid) for pid in victims):
             wait_until(self.ended, "the run to end", _END_S)
             return False
+        self.stage = self._read_stage()
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
         if victim == "command":

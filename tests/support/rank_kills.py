@@ -18,7 +18,6 @@ from typing import get_args
 import numpy as np
 from followers import Findings, Reference, following
 from killed_run import (
-    MOMENTS,
     VICTIMS,
     End,
     Moment,
@@ -42,6 +41,8 @@ class Outcome:
         kills: By moment and by victim.
         unfinished: How often a kill left what.
         ends: Whether each run ended as the uninterrupted one.
+        stages: Of the search for a plan, at each kill; empty where none is looked for.
+        plans: The stages that searches ended with, by run.
         findings: The findings of the nodes that followed.
         versions: The number of versions that the uninterrupted run has.
     """
@@ -49,6 +50,8 @@ class Outcome:
     kills: Counter[str] = dataclasses.field(default_factory=Counter)
     unfinished: Counter[str] = dataclasses.field(default_factory=Counter)
     ends: list[bool] = dataclasses.field(default_factory=list)
+    stages: Counter[str] = dataclasses.field(default_factory=Counter)
+    plans: list[str] = dataclasses.field(default_factory=list)
     findings: Findings = dataclasses.field(default_factory=Findings)
     versions: int = 0
 
@@ -67,11 +70,13 @@ class Outcome:
             f"{sorted(findings.mixed_at)}, {findings.unknown} unknown, {findings.back} back; "
             f"versions: {findings.lost} lost, {findings.published_otherwise} published otherwise; "
             f"{len(findings.failures)} requests failed"
+            + (f"; killed at {dict(self.stages)}, plans {self.plans}" if self.plans else "")
         )
 
 
 def uninterrupted(folder: Path, stream: Stream, ranks: int) -> tuple[End, Reference]:
-    """Run a stream to its end with nothing killed."""
+    """Run a stream to its end with nothing killed, and without looking for a plan."""
+    stream = dataclasses.replace(stream, plan=False)
     run = RankRun(folder, stream, keep_snapshots=_KEEP_ALL)
     with contextlib.closing(run):
         run.start(ranks)
@@ -131,16 +136,22 @@ def kill_again_and_again(
             with_bus=len(outcome.ends) % 2 == 0,
             findings=outcome.findings,
         ) as run:
-            while outcome.killed < kills:
-                moment: Moment = rng.choice(list(MOMENTS), p=list(MOMENTS.values()))
+            killed = outcome.killed
+            while outcome.killed < min(kills, killed + stream.kills):
+                moment: Moment = rng.choice(list(stream.moments), p=list(stream.moments.values()))
                 victim: Victim = rng.choice(list(VICTIMS), p=list(VICTIMS.values()))
                 victim = victims[0] if victims else victim
                 if not run.kill(moment, victim, rng):
                     break
                 victims = victims[1:]
                 outcome.kills.update([moment, victim])
+                if stream.plan:
+                    outcome.stages[run.stage] += 1
                 outcome.unfinished.update(run.unfinished())
                 run.go_on(ranks)
-            outcome.ends.append(run.end().is_as(end, stream))
+            ended = run.end()
+            outcome.ends.append(ended.is_as(end, stream))
+            if stream.plan:
+                outcome.plans.append(ended.result["plan"]["stage"])
         shutil.rmtree(place / "pub")
     return outcome
