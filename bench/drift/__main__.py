@@ -57,6 +57,8 @@ _PARTS: dict[str, parts.Measure] = {
     "torchrec": lambda given: compared.measure(_sources(given)),
     "neuroshard": _neuroshard,
     "pays": lambda _: pays.measure(),
+    "paced": lambda _: pays.measure_paced(),
+    "noise": lambda _: pays.measure_noise(),
     "gains": lambda given: gains.measure(given.operations),
     "moves": lambda given: moves.measure(given.repetitions),
     "recshard": lambda given: recshard.measure(given.data, given.criteo),

@@ -17,6 +17,7 @@ from embertide.server.core.drift.correction import factors, is_measured, kind_of
 from embertide.v1 import control_pb2
 
 RECORDED = BUILD / "bench" / "drift_operations.jsonl"
+PACED = BUILD / "bench" / "drift_operations_paced.jsonl"
 _SPEARMAN, _ERROR = 0.9, 0.25
 _GAIN_MIN = 1e-3  # relative errors of less say nothing
 

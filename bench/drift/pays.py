@@ -4,7 +4,9 @@ Four nodes share a model of eight tables. Each node's clients read mostly two of
 two pairs of nodes exchange what their clients read, to a varying degree. A key of a table that a
 node does not hold is asked of another node. One fleet follows by itself, the other keeps its first
 plan. Both get the same requests, from clients that wait for an answer before they ask again, so
-that throughput is what the fleet can do. An hour lasts 38 s, including the time that the control
+that throughput is what the fleet can do. In the part `paced`, clients ask at a fixed rate that any
+plan can answer: what a key costs a node depends on how busy it is, and gains are of plans alone
+there. An hour lasts 38 s, including the time that the control
 plane needs to notice and to move; each hour is a repetition.
 
 The control plane predicts what each operation will save, and measures it by the nodes' CPU time
@@ -31,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import models, plot, report
-from bench.drift import gains
+from bench.drift import gains, noise
 from bench.drift.local import FOLDER
 from bench.nodes import Node, NodeProcess, start_control
 from bench.report import CONSOLE
@@ -47,7 +49,7 @@ _NODES, _TABLES = 4, 8
 _SHAPE = Shape(name="pays", rows=60_000, tables=_TABLES, buckets=32)
 _SAMPLES, _KEYS_A_SAMPLE = 64, 16
 _REQUESTS = 48  # of a node and hour, over again
-_HOURS = 24
+_HOURS, _NOISE_HOURS = 24, 12
 _HOUR_S, _LEFT_ALONE_HOUR_S = 38.0, 4.0
 _VERSIONS_PER_S = 0.5
 _EVENT_MS = 240_000  # from one version to the next: two seconds are four minutes
@@ -57,6 +59,11 @@ _BYTES_A_ROW = 100
 _START_S = 90.0
 _FITTED_WINDOWS = 60  # of the four nodes together: a minute and a quarter
 _AIM = 1.15
+_HORIZON_S, _GAIN = 60, 0.05
+_PACED_PER_S = 25.0  # requests of a node's client, in the part `paced`
+_PACED_HOUR_S = 60.0  # long enough for an operation and its measurement by the same customs
+_PACED_HORIZON_S = 600  # so few requests save little in a minute
+_PACED_GAIN = 0.01  # predictions are compared: corrections are not to end operations
 _METHOD = "/embertide.v1.NodeService/Read"
 
 
@@ -86,7 +93,8 @@ def encode(share_T: NDArray[np.float64], random: np.random.Generator) -> bytes:
 class _Threads:
     """A client thread a node, in the clients' process."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], per_s: float) -> None:
+        self._every_s = 1 / per_s if per_s else 0.0
         self._requests: list[list[bytes]] = []
         self._ended = threading.Event()
         self.latencies_s: list[list[float]] = [[] for _ in addresses]
@@ -105,8 +113,11 @@ class _Threads:
     def _run(self, n: int, address: str) -> None:
         with grpc.insecure_channel(address) as channel:
             read: Any = channel.unary_unary(_METHOD)  # bytes in, bytes out
-            at = 0
+            at, due_s = 0, time.monotonic()
             while not self._ended.is_set():
+                due_s += self._every_s
+                time.sleep(max(0.0, due_s - time.monotonic()) if self._every_s else 0.0)
+                due_s = max(due_s, time.monotonic() - 1)  # never in bursts of more than a second
                 request = self._requests[n][at % _REQUESTS]
                 at += 1
                 began = time.monotonic()
@@ -127,8 +138,8 @@ class _Threads:
         return taken, failed, self.failure
 
 
-def _clients(pipe: Connection, addresses: Sequence[str]) -> None:
-    threads = _Threads(addresses)
+def _clients(pipe: Connection, addresses: Sequence[str], per_s: float) -> None:
+    threads = _Threads(addresses, per_s)
     while (order := pipe.recv()) is not None:
         if order == "take":
             pipe.send(threads.take())
@@ -145,11 +156,12 @@ class Hour:
     failed: int
 
 
-def _control(stack: contextlib.ExitStack, folder: Path, url: str, mode: str) -> str:
+def _control(stack: contextlib.ExitStack, folder: Path, url: str, mode: str, is_paced: bool) -> str:
     words: list[object] = ["--longest-deadline-ms", 500, "--clock", "event", "--mode", mode]
-    # Faster than an operator would have it: an hour lasts 24 s here.
+    # Faster than an operator would have it: an hour lasts 38 s here.
     words += ["--drift-interval-s", 3, "--drift-half-life-s", 600, "--drift-cooldown-s", 1]
-    words += ["--drift-horizon-s", 60, "--drift-min-gain", 0.05]
+    horizon_s, gain = (_PACED_HORIZON_S, _PACED_GAIN) if is_paced else (_HORIZON_S, _GAIN)
+    words += ["--drift-horizon-s", horizon_s, "--drift-min-gain", gain]
     # Four nodes and their clients share two cores with it: a planner that searches less.
     words += ["--drift-operations-per-day", 1000, "--drift-planner", "oper"]
     return start_control(stack, folder, url, _SHAPE.name, _NODES, *words)
@@ -178,7 +190,7 @@ def _await_plan(caller: Caller) -> None:
 
 
 @contextlib.contextmanager
-def _start(folder: Path, mode: str) -> Iterator[tuple[Caller, list[str], Versions]]:
+def _start(folder: Path, mode: str, is_paced: bool) -> Iterator[tuple[Caller, list[str], Versions]]:
     """Start four nodes and a control plane, and wait until they answer."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -190,7 +202,7 @@ def _start(folder: Path, mode: str) -> Iterator[tuple[Caller, list[str], Version
         versions = Versions(
             folder / "publication", redis.url, _SHAPE, files, _VERSIONS_PER_S, event_ms=_EVENT_MS
         )
-        control = _control(stack, folder, redis.url, mode)
+        control = _control(stack, folder, redis.url, mode, is_paced)
         addresses = [f"127.0.0.1:{each}" for each in ports]
         words = ["--bus", redis.url, "--control", control]
         words += ["--ddr-bytes", str(ddr), "--hot-rows-bytes", str(1 << 20)]
@@ -208,21 +220,37 @@ def _start(folder: Path, mode: str) -> Iterator[tuple[Caller, list[str], Version
         yield caller, addresses, versions
 
 
-def _serve_day(mode: str, hour_s: float) -> tuple[list[Hour], list[control_pb2.Decision]]:
+def _serve_day(
+    mode: str,
+    hour_s: float,
+    *,
+    per_s: float = 0.0,
+    watcher: noise.Watcher | None = None,
+    hours: int = _HOURS,
+) -> tuple[list[Hour], list[control_pb2.Decision]]:
     """Serve a day in mode off or, once prices are fitted, auto.
+
+    Args:
+        mode: The mode.
+        hour_s: How long an hour lasts.
+        per_s: Requests a second of a node's client; 0: as many as are answered.
+        hours: How many.
+        watcher: Watches the fleet meanwhile, whose plan is not to change.
 
     Returns:
         Its hours, and the decisions that moved something.
     """
-    hours = []
+    served = []
     random = np.random.default_rng(SEED)
     context = multiprocessing.get_context("spawn")
-    with _start(FOLDER / f"pays-{mode}", mode) as (caller, addresses, versions):
+    with _start(FOLDER / f"pays-{mode}", mode, per_s > 0) as (caller, addresses, versions):
         pipe, theirs = context.Pipe()
-        clients: Any = context.Process(target=_clients, args=(theirs, addresses), daemon=True)
+        clients: Any = context.Process(
+            target=_clients, args=(theirs, addresses, per_s), daemon=True
+        )
         clients.start()
         try:
-            for number, share_NT in zip(range(_HOURS), customs(SEED), strict=False):
+            for number, share_NT in zip(range(hours), customs(SEED), strict=False):
                 pipe.send(
                     [[encode(share_T, random) for _ in range(_REQUESTS)] for share_T in share_NT]
                 )
@@ -233,7 +261,10 @@ def _serve_day(mode: str, hour_s: float) -> tuple[list[Hour], list[control_pb2.D
                 pipe.send("take")
                 pipe.recv()
                 began = time.monotonic()
-                time.sleep(hour_s)
+                if watcher is not None:
+                    watcher.watch(caller, hour_s)
+                else:
+                    time.sleep(hour_s)
                 pipe.send("take")
                 latencies, failed, failure = pipe.recv()
                 if not latencies:
@@ -244,7 +275,7 @@ def _serve_day(mode: str, hour_s: float) -> tuple[list[Hour], list[control_pb2.D
                     p99_ms=float(np.percentile(latencies, 99)) * 1000,
                     failed=failed,
                 )
-                hours.append(hour)
+                served.append(hour)
                 CONSOLE.print(
                     f"[dim]{mode}, hour {number}: {hour.requests_per_s:,.0f} requests/s, p99 "
                     f"{hour.p99_ms:.1f} ms, {hour.failed} failed" + f" ({failure})" * bool(failed)
@@ -258,7 +289,36 @@ def _serve_day(mode: str, hour_s: float) -> tuple[list[Hour], list[control_pb2.D
     for each in decisions:
         CONSOLE.print(f"[dim]{each.id} ({each.looks} looks): {each.why}")
     acted = control_pb2.DECISION_OUTCOME_ACTED
-    return hours, [each for each in decisions if each.outcome == acted]
+    return served, [each for each in decisions if each.outcome == acted]
+
+
+def measure_paced() -> list[report.Row]:
+    """Return the rows of E.7 of a day at a fixed rate.
+
+    Raises:
+        BenchError: A fleet does not start, or too few operations were made.
+    """
+    hours, acted = _serve_day("advise", _PACED_HOUR_S, per_s=_PACED_PER_S)
+    gains.write(gains.PACED, acted)
+    case = f"4 nodes, {_PACED_PER_S:.0f} requests a second each"
+    answered = report.measure(
+        (case, "requests answered", "1/s"),
+        [hour.requests_per_s for hour in hours],
+        better="higher",
+        target=0.95 * _NODES * _PACED_PER_S,
+    )
+    return [answered, *gains.rows("operations of a day at a fixed rate", acted)]
+
+
+def measure_noise() -> list[report.Row]:
+    """Return how far measured gains are off by chance, by a day at a fixed rate without operations.
+
+    Raises:
+        BenchError: A fleet does not start, or its plan changes.
+    """
+    watcher = noise.Watcher()
+    _serve_day("off", _PACED_HOUR_S, per_s=_PACED_PER_S, watcher=watcher, hours=_NOISE_HOURS)
+    return noise.rows(watcher.samples, gains.PACED)
 
 
 def measure() -> list[report.Row]:

@@ -464,6 +464,8 @@ class Control:
         now_ms: int,
         half_life_s: int,
         request: control_pb2.StartReshardRequest | None = None,
+        *,
+        with_newest: bool = False,
     ) -> Situation:
         """Return what a request is judged by: with the nodes of a group that it adds."""
         if ahead := self.problem(now_ms):
@@ -484,6 +486,7 @@ class Control:
             live=frozenset(member.name for member in self.fleet.live(now_ms)),
             operations=self.operations.records,
             prices=self.fit.prices,
+            newest=self.demand.newest(plan.topology) if with_newest else None,
         )
 
     def _owning(self) -> list[str]:
@@ -534,7 +537,7 @@ class Control:
             return
         self._follower.follow(
             self.epoch,
-            lambda: self._situation(now_ms, self.options.drift.half_life_s),
+            lambda: self._situation(now_ms, self.options.drift.half_life_s, with_newest=True),
             lambda ready: self._accept(ready, "drift", now_ms),
             now_ms,
         )

@@ -29,6 +29,9 @@ from embertide.v1 import node_pb2, plan_pb2
 Clock = Literal["wall", "event"]
 HALF_LIVES_S = (60, 600, 3600, 86_400)
 PLANNED_BY_S = 600
+# By which gains are predicted: three load windows of a node.
+NEWEST_S = 15
+_KEPT_S = (NEWEST_S, *HALF_LIVES_S)
 # Three windows of a node: it was asked as often.
 UNKNOWN_AFTER_MS = 15_000
 # Where there are many nodes, 100 a second are asked; see services/driver.py.
@@ -175,7 +178,7 @@ def _drop_places(node: _Node) -> None:
 class Demand:
     """The counts of all nodes, by name.
 
-    Bounded: 80 bytes a bucket that a node speaks of, and PLACES_MAX of those a node; of more, those
+    Bounded: 96 bytes a bucket that a node speaks of, and PLACES_MAX of those a node; of more, those
     are kept that are read or asked for most.
     """
 
@@ -202,7 +205,7 @@ class Demand:
         self._follow(tables)
         node = self._nodes.get(name)
         if node is None:
-            halves = len(HALF_LIVES_S)
+            halves = len(_KEPT_S)
             node = _Node(
                 places_P=np.zeros(0, np.int64),
                 counts_HKP=np.zeros((halves, len(_KINDS), 0), np.float32),
@@ -230,8 +233,8 @@ class Demand:
             return
         if load.window and node.window and load.window > node.window + 1:
             self.missed_windows += load.window - node.window - 1
-        keep_H = 0.5 ** (seconds / np.array(HALF_LIVES_S))
-        self._bags.take(name, load, float(keep_H[HALF_LIVES_S.index(PLANNED_BY_S)]))
+        keep_H = 0.5 ** (seconds / np.array(_KEPT_S))
+        self._bags.take(name, load, float(keep_H[_KEPT_S.index(PLANNED_BY_S)]))
         node.counts_HKP *= keep_H[:, None, None].astype(np.float32)
         node.counts_HKP += now_KP
         _drop_places(node)
@@ -274,7 +277,7 @@ class Demand:
         answered; `hot`, own requests' that copies answered.
         """
         node = self._nodes.get(name)
-        which = HALF_LIVES_S.index(half_life_s)
+        which = _KEPT_S.index(half_life_s)
         if node is None or not node.seconds_H[which]:
             return {kind: np.zeros(self._buckets.count) for kind in _KINDS}
         rates_KB = np.zeros((len(_KINDS), self._buckets.count))
@@ -298,7 +301,7 @@ class Demand:
         the owner's count of what it read for peers stands in.
         """
         names = [node.name for node in topology.nodes]
-        which = HALF_LIVES_S.index(half_life_s)
+        which = _KEPT_S.index(half_life_s)
         work: dict[tuple[Bucket, int], Work] = {}
         laid = packed(layout)
         for group in sorted({node.group for node in topology.nodes}):
@@ -309,6 +312,17 @@ class Demand:
             rates = [self.rates(name, half_life_s) for name in names]
             asking = self._asking(names, rates, half_life_s)
         return Workload(work=work, asking=asking)
+
+    def newest(self, topology: plan_pb2.Topology) -> Asking | None:
+        """Return who asks for what by the newest reads alone, which count half after NEWEST_S.
+
+        None: nobody has said, or it is too much to be told twice.
+        """
+        names = [node.name for node in topology.nodes]
+        if not 0 < len(names) * self._buckets.count <= ASKING_MAX // 2:
+            return None
+        rates = [self.rates(name, NEWEST_S) for name in names]
+        return self._asking(names, rates, NEWEST_S)
 
     def _add_work(
         self,
@@ -401,7 +415,7 @@ class Demand:
     def _requests(self, name: str, half_life_s: int) -> float:
         """Return a node's own requests a second."""
         node = self._nodes.get(name)
-        which = HALF_LIVES_S.index(half_life_s)
+        which = _KEPT_S.index(half_life_s)
         if node is None or not node.seconds_H[which]:
             return 0.0
         return float(node.requests_H[which] / node.seconds_H[which])
@@ -409,7 +423,7 @@ class Demand:
     def _busy_us(self, name: str, half_life_s: int) -> float:
         """Return the CPU time that a node's process takes a second; 0: not known."""
         node = self._nodes.get(name)
-        which = HALF_LIVES_S.index(half_life_s)
+        which = _KEPT_S.index(half_life_s)
         if node is None or not node.seconds_H[which]:
             return 0.0
         return float(node.busy_us_H[which] / node.seconds_H[which])

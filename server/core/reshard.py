@@ -31,6 +31,7 @@ from embertide.server.core.plan.shares import TierShares
 from embertide.server.core.plan.undo import Undo
 from embertide.server.core.plan.validity import OWNERS_MAX, check_name
 from embertide.server.core.plan.workload import (
+    Asking,
     Work,
     Workload,
     device_loads,
@@ -61,6 +62,7 @@ class Situation:
     live: frozenset[str]
     operations: Mapping[str, control_pb2.OperationRecord]
     prices: Prices
+    newest: Asking | None = None  # who asks for what, by the newest reads alone; None: not asked
 
     def alive(self, name: str) -> bool:
         """Whether a node lives."""

@@ -1,6 +1,7 @@
 """The loop that follows drift, in virtual time: real decisions about made-up demand."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -8,13 +9,16 @@ from virtual import Floats, VirtualFleet, make_nodes, make_tables, zipf_demand
 
 from embertide.server.core.control import Control
 from embertide.server.core.drift import autopilot
-from embertide.server.core.drift.look import probe_of
+from embertide.server.core.drift.look import GainComparison, Look, probe_of
 from embertide.server.core.drift.options import DriftOptions, FreezeWindow
+from embertide.server.core.drift.signals import Signals
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.greedy import Greedy
 from embertide.server.core.plan.layout import Bucket, LaidPlan, Place
 from embertide.server.core.plan.planner import Problem, Proposal
+from embertide.server.core.plan.prices import prices_of
 from embertide.server.core.plan.workload import Work, Workload
+from embertide.server.core.reshard import problem_of
 from embertide.server.core.state import SavedState
 from embertide.v1 import control_pb2, plan_pb2
 
@@ -85,6 +89,37 @@ def test_what_was_predicted_is_compared_with_what_was_measured() -> None:
     record = fleet.core.operations.records[decision.operation_id]
     assert record.operation.state == control_pb2.OPERATION_STATE_SUCCEEDED
     assert record.operation.reason.startswith("drift: predicted gain")
+
+
+def test_a_gain_is_predicted_by_the_newest_reads() -> None:
+    # Half a minute after the change, nearly all reads of a half-life of ten minutes are older.
+    fleet = make_fleet(dataclasses.replace(AUTO, half_life_s=600))
+    fleet.run(3600)
+    decision = fleet.acted()[0]
+    words = re.search(
+        r"; by the reads that it was planned by, it saves (.+)%", decision.explanation
+    )
+    assert words is not None
+    assert decision.measured_ms
+    settled = float(words[1]) / 100
+    assert decision.predicted_gain > settled > 0
+    off = [abs(each - decision.measured_gain) for each in (decision.predicted_gain, settled)]
+    assert off[0] < 0.5 * off[1]
+
+
+def test_what_a_plan_would_have_cost_is_told_by_the_prices_of_today_alone() -> None:
+    # Before, the demand then was told by the prices then: prices that were learned since counted as
+    # gains.
+    fleet = make_fleet()
+    fleet.run(100)
+    problem = problem_of(fleet.core._situation(fleet.now_ms, 60))
+    found = Look(planner=Greedy(), reference=None, seen=Signals(), due="asked").propose(problem)
+    for factor in (1.0, 3.0):
+        prices = prices_of(factor * problem.prices.us_F)
+        today = dataclasses.replace(problem, prices=prices)
+        costs = GainComparison(owners={}, work=found.work).propose(today)
+        assert costs.before_value == pytest.approx(costs.undone.value)
+    assert costs.before_value > 0
 
 
 def test_predictions_learn_from_what_was_measured_and_a_new_leader_knows_it() -> None:

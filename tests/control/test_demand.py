@@ -61,6 +61,19 @@ def test_what_changes_is_seen_by_the_short_windows_first() -> None:
     assert rates[3] > 90
 
 
+def test_the_newest_reads_are_those_of_the_last_seconds() -> None:
+    demand = Demand()
+    topology = plan_pb2.Topology(nodes=[plan_pb2.Node(name="a")])
+    assert demand.newest(topology) is None  # no table is known
+    for window in range(1, 1000):
+        demand.take("a", load(window, first=(500, 0, 0, 0)), TABLES, 5000 * window)
+    for window in range(1000, 1006):  # half a minute
+        demand.take("a", load(window, first=(0, 0, 0, 0)), TABLES, 5000 * window)
+    newest = demand.newest(topology)
+    assert newest is not None
+    assert newest.wanted_NB[0, 0] == pytest.approx(100 * 0.5 ** (30 / 15), rel=0.01)
+
+
 def test_a_window_counts_once_and_one_that_was_missed_is_counted() -> None:
     demand = Demand()
     demand.take("a", load(1, first=(500, 0, 0, 0)), TABLES, 0)

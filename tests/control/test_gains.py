@@ -110,4 +110,6 @@ def test_a_day_of_operations_is_predicted_within_a_quarter(seed: int) -> None:
         rank, error = accuracy(found)
         print(f"seed {seed}, {len(found)} operations, {name}: {rank:.2f}, error {error:.3f}")
     assert len(expected) >= 20
-    assert accuracy(expected)[1] <= 0.25 < accuracy(predicted)[1]
+    # By the reads that the planner goes by, predictions were 64 % off, and 12 % once corrected.
+    assert accuracy(predicted)[1] <= 0.25
+    assert accuracy(expected)[1] <= 0.1

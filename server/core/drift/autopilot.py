@@ -37,7 +37,6 @@ from embertide.server.core.drift.signals import (
     overlap,
 )
 from embertide.server.core.errors import RefusedError, invalid
-from embertide.server.core.plan.figures import Cost
 from embertide.server.core.plan.instance import Floats
 from embertide.server.core.plan.layout import Bucket
 from embertide.server.core.plan.names import Device, Roster, names_of
@@ -84,7 +83,7 @@ class _Waiting:
         operation: Id of its operation.
         owners: Former owners of the buckets that move.
         spent: Time that the fleet spent before, as measured; 0: not known.
-        model: Cost of the same time and plan by the cost model.
+        work: What devices did a second at the same time, `LookFindings.work`.
         ended_ms: When the operation was seen to have ended, in the clock of the demand; None: it
             runs.
     """
@@ -93,7 +92,7 @@ class _Waiting:
     operation: str
     owners: Mapping[Bucket, tuple[Device, ...]]
     spent: float
-    model: Cost
+    work: tuple[Floats, ...]
     ended_ms: int | None = None
 
 
@@ -245,6 +244,7 @@ class Autopilot:
             due="node_joined" if joined else self._due(now_ms),
             growth_N=growth[: len(now.plan.topology.nodes)],
             growth_T=growth[len(now.plan.topology.nodes) :],
+            newest=now.newest,
             probe_share=0.0 if joined else self._probe_share(now_ms),
         )
         return LookAtDrift(look=look, problem=problem_of(now))
@@ -410,7 +410,7 @@ class Autopilot:
             operation=request.operation_id,
             owners={bucket: roster.devices(now.layout[bucket].owners) for bucket in found.owners},
             spent=found.spent,
-            model=found.now,
+            work=found.work,
         )
         return Act(
             request=request, move_plan=dataclasses.replace(move_plan, planner=decision.planner)
@@ -565,20 +565,23 @@ class Autopilot:
                 self.memory.waiting = None
                 return None
             owners[at] = tuple(found)
-        return MeasureGain(compare=GainComparison(owners=owners), problem=problem_of(now))
+        return MeasureGain(
+            compare=GainComparison(owners=owners, work=waiting.work), problem=problem_of(now)
+        )
 
     def compare(self, found: GainCosts | None, now_ms: int) -> None:
         """Keep what the last operation has gained beside what was predicted; None: not known.
 
         The demand may have changed meanwhile. So what the fleet spends is compared with what it
         would spend if the operation had not been: what it spent before, times by how much the cost
-        model says that today's demand would have changed that.
+        model says that today's demand would have changed that. It says both by today's prices:
+        those of before may have been fitted to less.
         """
         waiting, self.memory.waiting = self.memory.waiting, None
         decision = self.decisions.get(waiting.decision) if waiting else None
         if waiting is None or decision is None or found is None:
             return
-        had_it_stayed = waiting.spent * found.undone.value / (waiting.model.value or 1.0)
+        had_it_stayed = waiting.spent * found.undone.value / (found.before_value or 1.0)
         if found.spent and had_it_stayed:
             decision.measured_gain = 1 - found.spent / had_it_stayed
             decision.measured_ms = now_ms

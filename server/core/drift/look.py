@@ -5,18 +5,19 @@ It is computed where planners are, in a process of its own: a tick never waits f
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from embertide.server.core.drift.signals import Signals, fired, observe
-from embertide.server.core.plan.cost import MEAN_WEIGHT, fleet_cost
+from embertide.server.core.plan.cost import MEAN_WEIGHT, Score, fleet_cost, work_DF
 from embertide.server.core.plan.figures import Cost
-from embertide.server.core.plan.instance import Floats, instances, owned_after
+from embertide.server.core.plan.instance import Floats, Instance, instances, owned_after
 from embertide.server.core.plan.layout import Bucket, Place, budget_bytes, devices
 from embertide.server.core.plan.moves import moves_to
 from embertide.server.core.plan.planner import Planner, Problem, Proposal
-from embertide.server.core.plan.workload import device_work, predicted
+from embertide.server.core.plan.prices import Prices
+from embertide.server.core.plan.workload import Asking, device_work, predicted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +27,8 @@ class LookFindings(Proposal):
     Attributes:
         signals: Signals that the detectors see.
         triggers: Those that fired.
-        now: Cost of today's plan.
+        work: What devices do a second under today's plan, by group and kind of work: its cost by
+            any prices follows.
         spent: Time that the fleet spends, as measured (`spent_us`); 0: not known.
         before: Cost of today's plan over the horizon.
         after: Cost of the proposed one over the horizon.
@@ -35,7 +37,7 @@ class LookFindings(Proposal):
 
     signals: Signals
     triggers: tuple[str, ...] = ()
-    now: Cost = dataclasses.field(default_factory=Cost)
+    work: tuple[Floats, ...] = ()
     spent: float = 0.0
     before: Cost = dataclasses.field(default_factory=Cost)
     after: Cost = dataclasses.field(default_factory=Cost)
@@ -53,6 +55,9 @@ class Look:
         due: Whether the planner is asked anyhow, and why: a name for the record; empty: no.
         growth_N: Factor of each node's demand over the horizon, by position in the topology.
         growth_T: The same of each table's.
+        newest: Who asks for what by the newest reads alone, which gains are predicted by: right
+            after a change of demand, most reads that the planner goes by are from before it. None:
+            gains are predicted by what the planner goes by.
         probe_share: Share of the planner's buckets that is proposed; 0: all.
     """
 
@@ -62,6 +67,7 @@ class Look:
     due: str = ""
     growth_N: Floats | None = None
     growth_T: Floats | None = None
+    newest: Asking | None = None
     probe_share: float = 0.0
 
     def propose(self, problem: Problem) -> LookFindings:
@@ -83,28 +89,39 @@ class Look:
             return LookFindings(owners={}, explanation="", signals=now)
         ahead = self._ahead(problem)
         proposal = self.planner.propose(ahead)
-        groups = list(instances(ahead))
+        newest = self._by_newest(problem)
+        groups = list(instances(newest or ahead))
         before = fleet_cost([(each, each.owned_DB) for each in groups], problem.prices)
         probed = probe_of(proposal, problem, self.probe_share)
-        after, whole = (
-            fleet_cost([(each, owned_after(each, of.owners)) for each in groups], problem.prices)
-            for of in (probed, proposal)
-        )
+        after, whole = (_cost_after(groups, of, problem) for of in (probed, proposal))
         if after.value >= before.value:  # a part of an exchange may cost more
             probed, after = proposal, whole
+        explanation = probed.explanation
+        if newest is not None:
+            groups = list(instances(ahead))
+            planned = fleet_cost([(each, each.owned_DB) for each in groups], problem.prices)
+            share = gain(planned, _cost_after(groups, probed, problem))
+            explanation += f"; by the reads that it was planned by, it saves {share:.1%}"
         return LookFindings(
             owners=probed.owners,
-            explanation=probed.explanation,
+            explanation=explanation,
             hot_rows=probed.hot_rows,
             tier_shares=probed.tier_shares,
             signals=now,
             triggers=triggers,
-            now=fleet_cost([(each, each.owned_DB) for each in today], problem.prices),
+            work=tuple(work_DF(each, each.owned_DB)[each.open_D] for each in today),
             spent=spent_us(problem),
             before=before,
             after=after,
             whole=whole if probed is not proposal else None,
         )
+
+    def _by_newest(self, problem: Problem) -> Problem | None:
+        """Return the problem by the newest reads, as expected over the horizon; None: no reads."""
+        if self.newest is None or not self.newest.wanted_NB.any():
+            return None
+        workload = dataclasses.replace(problem.workload, asking=self.newest)
+        return self._ahead(dataclasses.replace(problem, workload=workload))
 
     def _ahead(self, problem: Problem) -> Problem:
         """Return the problem with the demand as it is expected over the horizon."""
@@ -122,6 +139,12 @@ class Look:
         return dataclasses.replace(
             problem, workload=dataclasses.replace(problem.workload, asking=asking)
         )
+
+
+def _cost_after(groups: Sequence[Instance], proposal: Proposal, problem: Problem) -> Cost:
+    """Return what the fleet spends once a proposal has moved."""
+    owned = [(each, owned_after(each, proposal.owners)) for each in groups]
+    return fleet_cost(owned, problem.prices)
 
 
 def probe_of(proposal: Proposal, problem: Problem, share: float) -> Proposal:
@@ -160,10 +183,12 @@ class GainCosts(Proposal):
     Attributes:
         spent: Time that it spends, as measured (`spent_us`); 0: not known.
         undone: Cost of the plan before by today's demand.
+        before_value: Cost of that plan by the demand before, by the same prices.
     """
 
     spent: float
     undone: Cost
+    before_value: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,9 +197,11 @@ class GainComparison:
 
     Attributes:
         owners: Former owners of the buckets that it moved.
+        work: `LookFindings.work` before it.
     """
 
     owners: Mapping[Bucket, tuple[Place, ...]]
+    work: tuple[Floats, ...] = ()
 
     def propose(self, problem: Problem) -> GainCosts:
         """Return the cost of both plans by today's demand.
@@ -188,7 +215,14 @@ class GainComparison:
             explanation="",
             spent=spent_us(problem),
             undone=fleet_cost(undone, problem.prices),
+            before_value=_value_of(self.work, problem.prices),
         )
+
+
+def _value_of(work: Sequence[Floats], prices: Prices) -> float:
+    """Return the cost of work, as `fleet_cost` has it."""
+    busy = [each_DF @ prices.us_F for each_DF in work if len(each_DF)]
+    return sum(Score(float(us_D.max()), float(us_D.mean())).value for us_D in busy)
 
 
 def spent_us(problem: Problem) -> float:
