@@ -109,7 +109,8 @@ class Asked:
     def load_R(self) -> Floats:
         """The keys that are asked of each rank."""
         sizes = np.array([at.stop - at.start for at in self.at], np.float64)
-        return sizes.reshape(-1, self.tables).sum(axis=1)
+        load_R: Floats = sizes.reshape(-1, self.tables).sum(axis=1)
+        return load_R
 
 
 class Run:
@@ -256,7 +257,8 @@ def predicted_bytes(load_R: Floats) -> Floats:
     mine = load_R.mean()
     asks_R = mine * (1 - load_R / load_R.sum())
     answers_R = load_R * (1 - 1 / len(load_R))
-    return (_KEY_BYTES + _ROW_BYTES) * asks_R + _ROW_BYTES * answers_R
+    bytes_R: Floats = (_KEY_BYTES + _ROW_BYTES) * asks_R + _ROW_BYTES * answers_R
+    return bytes_R
 
 
 def moved_bytes(hot: HotSet) -> float:

@@ -1,5 +1,6 @@
 """The work of ranks in tests of hot rows: functions that a process of `rankpool` can import."""
 
+import contextlib
 import dataclasses
 import re
 from functools import partial
@@ -14,7 +15,7 @@ from rankjobs import NEWS, OWNERS, RUNS, STEP
 from rankpool import die
 
 from embertide import _store
-from embertide.trainer.config import Codecs, OptimizerConfig, PruneConfig
+from embertide.trainer.config import Codecs, LocalSGD, OptimizerConfig, PruneConfig
 from embertide.trainer.embedding.hot import HotRows
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import ConfigurationError
@@ -183,3 +184,14 @@ def room(ranks: Ranks) -> int:
     fits = int(found[1])
     store(fits)
     return fits
+
+
+def planned(ranks: Ranks, of_run: int, of_plan: int | None) -> int | str:
+    """Return how many rows may be hot by a run and its plan; or why they are refused."""
+    owners = dataclasses.replace(OWNERS["by rows"](ranks.size), hot_rows=of_plan)
+    learner = Learner(dataclasses.replace(STEP, hot_rows=of_run), ranks, owners)
+    with contextlib.suppress(ConfigurationError):
+        apart = dataclasses.replace(STEP, sync=LocalSGD())
+        Learner(apart, ranks, dataclasses.replace(owners, hot_rows=1))
+        return "ranks that are apart had hot rows"
+    return 0 if learner.rows.hot is None else learner.rows.hot.max_rows

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hotjobs import added_up, chosen, room, steps, train
+from hotjobs import added_up, chosen, planned, room, steps, train
 from killing import unserved
 from rankjobs import RUNS, STEP
 from rankpool import RankFailedError, RankPool, rank_pool
@@ -100,6 +100,13 @@ def test_counts_are_bounded_and_keep_the_most_frequent() -> None:
     counted = {(t, k): n for t, k, n in zip(*(each.tolist() for each in asks), strict=True)}
     assert counted[0, 0] == 16, "once of its table, and once of its hot rows"
     assert counted[0, 99] == counted[1, 0] == 8
+
+
+@pytest.mark.parametrize(("of_run", "of_plan", "want"), [(9, None, 9), (9, 0, 0), (0, 7, 7)])
+def test_a_plan_says_how_many_rows_are_hot_before_the_run(
+    pool: RankPool, of_run: int, of_plan: int | None, want: int
+) -> None:
+    assert pool.run(2, planned, of_run, of_plan) == [want, want]
 
 
 # --- nothing depends on it ------------------------------------------------------------------------

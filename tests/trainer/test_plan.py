@@ -15,6 +15,21 @@ from embertide.trainer.sync import plan
 from embertide.trainer.sync.plan import EVERYWHERE, Ownership, balanced
 
 
+def test_a_plan_may_say_how_many_rows_are_hot(tmp_path: Path) -> None:
+    path, owners = tmp_path / "plan.json", plan.balanced(STEP.model, 2)
+    names = [table.name for table in STEP.model.tables]
+    for hot_rows in (None, 0, 40):
+        said = dataclasses.replace(owners, hot_rows=hot_rows)
+        path.write_text(plan.text_for(names, said))
+        assert plan.read(path, STEP.model, 2).hot_rows == hot_rows
+        # A checkpoint has all rows at home, whatever the plan says.
+        assert plan.text(STEP.model, said) == plan.text(STEP.model, owners)
+    for wrong in (-1, 1.5, "many", True):
+        path.write_text(json.dumps(json.loads(plan.text(STEP.model, owners)) | {"hot_rows": wrong}))
+        with pytest.raises(ConfigurationError, match="hot_rows"):
+            plan.read(path, STEP.model, 2)
+
+
 def test_a_balanced_plan_is_balanced() -> None:
     wide = dataclasses.replace(
         news_model(),

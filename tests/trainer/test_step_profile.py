@@ -15,6 +15,7 @@ from embertide.trainer.data.base import Batch
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.run.step_profile import machine, measure
 from embertide.trainer.sync.placing import profile as profiles
+from embertide.trainer.sync.placing.profile import HotKey
 from embertide.trainer.sync.placing.search import usual
 from embertide.trainer.sync.placing.step import StepModel, Strategy
 from embertide.trainer.sync.plan import read_for
@@ -68,6 +69,24 @@ def test_a_profile_is_measured_and_explains_the_step_that_was_measured() -> None
     assert made.layers
     model = StepModel(made, 1)
     assert model.step_s(Strategy(usual(made, 1))) >= 0.99 * made.step_s
+    # A hundred keys of each table, which most batches have: 4 of 6 at the least.
+    assert 150 < len(made.hot) <= 200
+    assert all(0 < key.bucket + 1 <= len(made.tables[key.table].load_P) for key in made.hot)
+    assert sum(key.share for key in made.hot if key.table == 0) == pytest.approx(1, abs=0.3)
+    assert made.work.count_s > 0
+    # 128 ms of events a batch, and a version each ten minutes.
+    assert made.version_steps == pytest.approx(600_000 / 128, rel=0.01)
+
+
+def test_a_profile_with_hot_keys_is_read_as_it_was_written(tmp_path: Path) -> None:
+    made = dataclasses.replace(_UNEVEN, hot=(HotKey(0, 3, 0.25), HotKey(1, 0, 0.5)))
+    profiles.write(made, tmp_path / "profile.json")
+    assert profiles.read(tmp_path / "profile.json") == made
+    said = json.loads((tmp_path / "profile.json").read_text())
+    for wrong in ([0, 4, 0.25], [2, 0, 0.25], [0, 0, -0.5], [0, 0], "0"):
+        (tmp_path / "wrong.json").write_text(json.dumps(said | {"hot": [wrong]}))
+        with pytest.raises(ConfigurationError, match="damaged"):
+            profiles.read(tmp_path / "wrong.json")
 
 
 @pytest.mark.parametrize("step_s", [1e-5, 10.0])
@@ -114,6 +133,29 @@ def test_the_command_writes_a_plan_that_a_run_reads(tmp_path: Path) -> None:
     assert said["step_s"] < said["usual_s"]
     owners = read_for(plan, {"user": 4, "item": 1}, 2)
     assert StepModel(_UNEVEN, 2).step_s(Strategy(owners)) == said["step_s"]
+
+
+def test_the_command_finds_hot_rows_and_a_run_has_as_many(tmp_path: Path) -> None:
+    path, plan = tmp_path / "profile.json", tmp_path / "plan.json"
+    hot = tuple(HotKey(1, 0, 0.1) for _ in range(8))
+    work = dataclasses.replace(NO_WORK, lookup_s=1e-4, update_s=1e-4)
+    tables = (table("user", (0.25,) * 4), table("item"))
+    made = profile(ranks=(LINK,) * 4, tables=tables, work=work)
+    made = dataclasses.replace(made, hot=hot, version_steps=100.0)
+    profiles.write(made, path)
+    words = ["--elsewhere", "--output", plan, "--seconds", 0.5, "--json"]
+    code, output = _search(path, 4, *words)
+    assert code == 0, output
+    found = read_for(plan, {"user": 4, "item": 1}, 4)
+    assert found.hot_rows == 8
+    assert 0 < json.loads(output)["hot_rows"] <= 8
+    # Without counts, what the plan before says stays.
+    profiles.write(dataclasses.replace(made, hot=()), path)
+    before = tmp_path / "before.json"
+    before.write_text(plan.read_text().replace('"hot_rows": 8', '"hot_rows": 5'))
+    code, output = _search(path, 4, "--plan", before, *words)
+    assert code == 0, output
+    assert read_for(plan, {"user": 4, "item": 1}, 4).hot_rows == 5
 
 
 def test_the_command_explains_and_draws_a_step(tmp_path: Path) -> None:

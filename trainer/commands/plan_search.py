@@ -63,11 +63,13 @@ def command(
         made = profiles.read(profile)
         if not elsewhere:
             profiles.check_machine(made, machine())
-        space = search.Space(profile=made, ranks=(ranks,))
         model = StepModel(made, ranks)
         buckets = {table.name: len(table.load_P) for table in made.tables}
         usual = Strategy(search.usual(made, ranks))
         strategy = usual if plan is None else Strategy(read_for(plan, buckets, ranks))
+        # Without counted keys, what a run's configuration says of hot rows stays as it is.
+        hot_rows = search.hot_choices(made, strategy.owners.hot_rows or 0) if made.hot else (0,)
+        space = search.Space(profile=made, ranks=(ranks,), hot_rows=hot_rows)
         if output is not None:
             usual = strategy
         usual_s = model.step_s(usual)
@@ -84,6 +86,9 @@ def command(
             if not found.step_s < usual_s:
                 found = dataclasses.replace(found, strategy=usual, step_s=usual_s)
             strategy = found.strategy
+            if not made.hot:
+                owners = dataclasses.replace(strategy.owners, hot_rows=usual.owners.hot_rows)
+                strategy = dataclasses.replace(strategy, owners=owners)
             try:
                 text = text_for(list(buckets), strategy.owners)
                 output.write_text(text + "\n", encoding="utf-8")
@@ -97,6 +102,7 @@ def command(
             "step_s": prediction.step_s,
             "bounds": [each._asdict() for each in prediction.bounds],
             "beyond": list(prediction.beyond),
+            "hot_rows": len(model.hot_set(strategy.owners).key_K),
         }
         if picture is not None and plot is not None:
             step_picture.draw(picture, prediction.spans, made.measured, plot)
@@ -115,6 +121,8 @@ def _say(said: dict[str, Any]) -> None:
         f"a step of {said['ranks']} ranks is predicted to take {1e3 * said['step_s']:.2f} ms, and"
         f" {1e3 * said['usual_s']:.2f} ms without a plan ({saved:+.1%} saved)"
     )
+    if said["hot_rows"]:
+        say(f"  of the keys that were counted {said['hot_rows']:,} are hot")
     for bound in said["bounds"][:_SHOWN]:
         share = bound["seconds"] / said["step_s"]
         say(f"  {share:4.0%}  {1e3 * bound['seconds']:8.3f} ms  {bound['what']}")

@@ -20,7 +20,7 @@ from embertide.trainer.data.base import Batch
 from embertide.trainer.data.limit import take
 from embertide.trainer.embedding.counters import Counters
 from embertide.trainer.embedding.store import EmbeddingStore, TableKeys
-from embertide.trainer.errors import FinalError, TrainerError
+from embertide.trainer.errors import ConfigurationError, FinalError, TrainerError
 from embertide.trainer.model.bf16 import multiplying_in_bf16
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.correction import Correction
@@ -145,6 +145,12 @@ class Learner:
             self.correction = Correction(run.correction, run.model.outputs)
         heads = 0 if self.correction is None else run.model.outputs
         self.served = Probability(self.net, corrected_heads=heads).to(self.device)
+        planned = None if ownership is None else ownership.hot_rows
+        if planned and isinstance(run.sync, AsynchronousSync):
+            raise ConfigurationError(
+                f"the plan has hot_rows of {planned}, and the ranks of {type(run.sync).__name__}"
+                " take no step together: leave it out of the plan's file, or use AllReduce()"
+            )
         self.rows = EmbeddingStore(
             run.model,
             optimizer=run.optimizer,
@@ -158,7 +164,7 @@ class Learner:
             ranks=self.ranks,
             ownership=ownership,
             codecs=run.codecs,
-            hot_rows=run.hot_rows,
+            hot_rows=run.hot_rows if planned is None else planned,
             max_staleness=run.sync.max_row_staleness
             if isinstance(run.sync, AsynchronousSync)
             else None,

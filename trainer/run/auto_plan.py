@@ -33,7 +33,13 @@ from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.run import plan_record
 from embertide.trainer.run.plan_record import PlanRecord
-from embertide.trainer.run.step_profile import MIN_BATCHES, check_run, machine, measure
+from embertide.trainer.run.step_profile import (
+    MIN_BATCHES,
+    check_run,
+    hot_rows_of,
+    machine,
+    measure,
+)
 from embertide.trainer.sync import plan
 from embertide.trainer.sync.channel import Channel
 from embertide.trainer.sync.placing.profile import write
@@ -111,6 +117,9 @@ class AutoPlanner:
             )
         self.owners: Ownership | None = self.record.owners(run.model)
         self._is_planned = self.owners is not None
+        # Rows are hot from the first version of a start on.
+        hot_rows = hot_rows_of(run, self.owners)
+        self._waits_for_hot_rows = hot_rows > 0 and ranks.size > 1
         self._owes = False  # whether the folder does not know yet what took place since
         if self.record.stage == "profile" and (why := self._why_not()):
             # Not for the folder: another start may differ in that.
@@ -167,7 +176,11 @@ class AutoPlanner:
         self._steps += 1
         if self.record.stage == "profile":
             self._batches.append(batch)
-        if self._steps > self._options.warm_up and self.record.stage != "search":
+        if (
+            self._steps > self._options.warm_up
+            and self.record.stage != "search"
+            and not self._waits_for_hot_rows
+        ):
             self._took_s.append(took_s)
 
     def look(self, finish: Callable[[], None], owners: Ownership) -> None:
@@ -211,7 +224,9 @@ class AutoPlanner:
                 self._folder = tempfile.TemporaryDirectory(prefix="embertide-plan-")
                 folder = Path(self._folder.name)
                 write(profile, folder / "profile.json")
-                (folder / "now.json").write_text(plan.text(run.model, owners), encoding="utf-8")
+                now = dataclasses.replace(owners, hot_rows=hot_rows_of(run, owners))
+                names = [table.name for table in run.model.tables]
+                (folder / "now.json").write_text(plan.text_for(names, now), encoding="utf-8")
                 self._search = self._started(folder)
 
     def _started(self, folder: Path) -> "subprocess.Popen[bytes]":
@@ -246,6 +261,7 @@ class AutoPlanner:
             OSError: The record cannot be written.
             RankLostError: A rank is gone.
         """
+        self._waits_for_hot_rows = False
         if self.record.stage == "search":
             found: dict[str, Any] = {}
             with self._channel.together():

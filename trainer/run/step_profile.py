@@ -32,7 +32,9 @@ from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.model.learner import Learner, Prepared, part_of
 from embertide.trainer.sync import codec
 from embertide.trainer.sync.codec import Block
+from embertide.trainer.sync.hot import COUNTED_EVERY, AskCounts
 from embertide.trainer.sync.placing.profile import (
+    HotKey,
     LayerProfile,
     Profile,
     RankProfile,
@@ -47,6 +49,8 @@ MIN_BATCHES = 4
 _REPETITIONS = 9
 _PARTS = (1, 2, 4, 8, 16, 32, 64)  # of a batch, in which distinct keys are counted
 _COUNTED = 8  # batches in which they are
+_HOT_KEYS = 4096  # of a profile, at most
+_HOT_ASKS = 4  # of a key in the batches that are counted, from where on its share is one
 _SMALL_BYTES = 1 << 10
 _MIN_BYTES, _MAX_BYTES = 64 << 10, 4 << 20  # by which bandwidth is measured
 _CODED = 1 << 18  # numbers that codecs are measured by
@@ -82,7 +86,8 @@ def measure(
         batches: Batches of the run's events, four or more; all ranks give the same.
         ranks: Those that take steps together.
         owners: Who owns what; None: as in a fresh run without a plan.
-        step_s: A step of the run itself, as it was measured; 0: the steps taken here say.
+        step_s: A step of the run itself, as it was measured, with its hot rows; 0: the steps taken
+            here say, which have none.
 
     Raises:
         ConfigurationError: There are too few batches, or the run is one whose steps cannot be
@@ -97,7 +102,10 @@ def measure(
             " without columns"
         )
     assert not isinstance(run.sync, AsynchronousSync)
-    # Steps under other owners are predicted without hot rows.
+    hot_rows = hot_rows_of(run, owners) if step_s else 0
+    # A row is hot from a run's first version on, and nothing is published here.
+    if owners is not None:
+        owners = dataclasses.replace(owners, hot_rows=0)
     learner = Learner(dataclasses.replace(run, hot_rows=0), ranks, owners)
     batches = list(learner.warm_up(iter(batches)))
     took_s = take_steps(learner, batches)
@@ -129,8 +137,17 @@ def measure(
         work=first,
         budget_bytes=run.ddr_budget_bytes,
         step_s=max(ranks.channel("profile").gather(step_s or took_s)),
+        hot=_hot(run, batches, ranks.size),
+        version_steps=_version_steps(run, batches),
     )
-    return _explained(profile, Strategy(learner.rows.ownership, run.sync, run.codecs))
+    measured = dataclasses.replace(learner.rows.ownership, hot_rows=hot_rows)
+    return _explained(profile, Strategy(measured, run.sync, run.codecs))
+
+
+def hot_rows_of(run: RunConfig, owners: Ownership | None) -> int:
+    """Return how many rows may be hot: as a plan says, or else the run."""
+    planned = None if owners is None else owners.hot_rows
+    return run.hot_rows if planned is None else planned
 
 
 def _explained(profile: Profile, strategy: Strategy) -> Profile:
@@ -280,6 +297,8 @@ def _work(
     )
     adam_s = _cost_s(learner.optimizer.step)
     found = max(1, sum(len(keys_U) for _, keys_U in own))
+    asked = [keys_U.view(np.int64) for keys_U in keys_T]
+    count_s = _cost_s(lambda: AskCounts(len(asked), _HOT_KEYS).add([asked])) / COUNTED_EVERY
     keys = keys_FB.size
     layers = _layers(learner, batch, begin, end)
     work = WorkProfile(
@@ -290,6 +309,7 @@ def _work(
         update_s=update_s / found,
         adam_s=adam_s / max(1, sum(layer.parameters for layer in layers)),
         codec_s={name: _codec_s(name) for name in _CODECS},
+        count_s=count_s / found,
     )
     return work, layers
 
@@ -441,6 +461,33 @@ def _link(ranks: Ranks, size: int) -> RankProfile:
         latency_s=latency_s,
         sum_bytes_per_s=summed / _less(sum_s, latency_s),
     )
+
+
+def _version_steps(run: RunConfig, batches: Sequence[Batch]) -> float:
+    """Return about how many steps a version has, by the times of events."""
+    took_ms = float(batches[-1].ts_ms_B[-1] - batches[0].ts_ms_B[0]) / len(batches)
+    return 1e3 * run.publish_every_s / took_ms if took_ms > 0 else 0.0
+
+
+def _hot(run: RunConfig, batches: Sequence[Batch], ranks: int) -> tuple[HotKey, ...]:
+    """Return the keys that ranks ask for most often, the most frequent of all tables first."""
+    found: list[tuple[int, HotKey]] = []
+    for t, table in enumerate(run.model.tables):
+        columns = [f for f, column in enumerate(run.model.columns) if column.table == table.name]
+        asked = []
+        for batch in batches[-_COUNTED:]:
+            for rank in range(ranks):
+                begin, end = part_of(batch, rank, ranks)
+                asked.append(np.unique(batch.keys_BF[begin:end][:, columns]))
+        key_U, count_U = np.unique(np.concatenate(asked), return_counts=True)
+        total = count_U.sum()
+        often = np.argsort(-count_U, kind="stable")[:_HOT_KEYS]
+        often = often[count_U[often] >= _HOT_ASKS]
+        bucket_N = buckets_of(key_U[often].view(np.uint64), table.bucket_bits)
+        for bucket, count in zip(bucket_N.tolist(), count_U[often].tolist(), strict=True):
+            found.append((count, HotKey(t, int(bucket), count / total)))
+    found.sort(key=lambda each: -each[0])
+    return tuple(key for _, key in found[:_HOT_KEYS])
 
 
 def _tables(run: RunConfig, batches: Sequence[Batch], ranks: int) -> tuple[TableProfile, ...]:

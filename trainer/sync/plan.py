@@ -64,11 +64,14 @@ class Ownership:
             column-wise table, the rank that writes the bucket, and decides which keys have a row.
         ranks_TC: By table, the rank of each chunk of a column-wise one; none of others. May be
             shorter than there are tables.
+        hot_rows: Rows, at most, that another rank answers for (trainer.sync.hot); None: as the
+            run's configuration says.
     """
 
     ranks: int
     owners_T: tuple[Owners, ...]
     ranks_TC: tuple[tuple[int, ...], ...] = ()
+    hot_rows: int | None = None
 
     def columns(self, table: int) -> list[Columns]:
         """Return who has which chunks of a column-wise table, in their order; none of another."""
@@ -200,7 +203,14 @@ def read_for(
     if not isinstance(given, dict) or set(given) != set(buckets):
         found = sorted(given) if isinstance(given, dict) else given
         raise ConfigurationError(f"{path} names the tables {found}; the model has {[*buckets]}")
-    return _plan(path, given, buckets, ranks, chunks)
+    hot_rows = said.get("hot_rows")
+    if hot_rows is not None and (type(hot_rows) is not int or hot_rows < 0):
+        raise ConfigurationError(
+            f"{path}: hot_rows is {hot_rows!r}; give 0, which is none, or more, or leave it out for"
+            " what the run's configuration says"
+        )
+    found_plan = _plan(path, given, buckets, ranks, chunks)
+    return dataclasses.replace(found_plan, hot_rows=hot_rows)
 
 
 def _buckets(model: ModelConfig) -> dict[str, int]:
@@ -218,9 +228,10 @@ def parsed(text: str, model: ModelConfig, ranks: int) -> Ownership | None:
     said = json.loads(text)
     if said["ranks"] != ranks:
         return None
-    return _plan(
+    found = _plan(
         Path("the checkpoint's plan"), said["tables"], _buckets(model), ranks, _chunks(model)
     )
+    return dataclasses.replace(found, hot_rows=said.get("hot_rows"))
 
 
 def _plan(
@@ -296,10 +307,11 @@ def _owners(path: Path, table: str, said: Any, buckets: int, ranks: int) -> Owne
 
 
 def text(model: ModelConfig, ownership: Ownership) -> str:
-    """Return a plan as its file has it; nothing of one rank, which owns all."""
+    """Return a plan as a checkpoint has it, which has all rows at home; nothing of one rank."""
     if ownership.ranks == 1:
         return ""
-    return text_for([table.name for table in model.tables], ownership)
+    at_home = dataclasses.replace(ownership, hot_rows=None)
+    return text_for([table.name for table in model.tables], at_home)
 
 
 def text_for(names: Sequence[str], ownership: Ownership) -> str:
@@ -312,4 +324,7 @@ def text_for(names: Sequence[str], ownership: Ownership) -> str:
         owners = ownership.owners_T[t].tolist()
         whole = len(set(owners)) == 1
         tables[name] = "everywhere" if ownership.everywhere(t) else owners[0] if whole else owners
-    return json.dumps({"format": FORMAT, "ranks": ownership.ranks, "tables": tables}, indent=1)
+    said: dict[str, Any] = {"format": FORMAT, "ranks": ownership.ranks, "tables": tables}
+    if ownership.hot_rows is not None:
+        said["hot_rows"] = ownership.hot_rows
+    return json.dumps(said, indent=1)

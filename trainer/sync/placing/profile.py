@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from embertide._common.quoting import terminal_text
 from embertide.trainer.config import ModelConfig
@@ -75,6 +75,20 @@ class TableProfile:
         (few, less), (many, more) = points[at - 1], points[at]
         slope = math.log(more / less) / math.log(many / few)
         return float(less * (events / few) ** slope)
+
+
+class HotKey(NamedTuple):
+    """A key that is asked for often enough to be hot.
+
+    Attributes:
+        table: Number of its table.
+        bucket: Its bucket.
+        share: Its part of the table's keys that are asked for, each once by a rank and step.
+    """
+
+    table: int
+    bucket: int
+    share: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +157,8 @@ class WorkProfile:
         codec_s: By codec, of a number: to encode or to decode it. "fp32" takes none.
         late_s: Cost of a row that a drive has.
         publish_s: Cost of writing a version, on each rank, in the mean of steps.
+        count_s: Cost of a key that a rank is asked for, where hot rows are counted, in the mean of
+            steps.
     """
 
     step_s: float = 0.0
@@ -156,6 +172,7 @@ class WorkProfile:
     codec_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
     late_s: float = 0.0
     publish_s: float = 0.0
+    count_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,6 +192,9 @@ class Profile:
         budget_bytes: Memory of a rank for rows.
         step_s: A step of that run, in the mean; 0: not measured.
         measured: Spans of one of its steps, as [lane, name, begin_s, end_s]; may be empty.
+        hot: Keys that were asked for most often, of all tables; empty: they were not counted.
+        version_steps: Steps from one version to the next, for rows that go out and home; 0: not
+            known.
     """
 
     machine: str
@@ -188,6 +208,8 @@ class Profile:
     budget_bytes: int
     step_s: float = 0.0
     measured: tuple[tuple[str, str, float, float], ...] = ()
+    hot: tuple[HotKey, ...] = ()
+    version_steps: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse a profile of nothing."""
@@ -197,6 +219,10 @@ class Profile:
         for name in ("tables", "layers", "ranks"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty")
+        for key in self.hot:
+            buckets = [len(table.load_P) for table in self.tables[key.table : key.table + 1]]
+            if key.table < 0 or not buckets or not 0 <= key.bucket < buckets[0] or key.share < 0:
+                raise ValueError(f"{key} is in no bucket of a table")
         if not 0 <= self.rows_enter < len(self.layers):
             raise ValueError(
                 f"rows_enter is {self.rows_enter}; give a layer from 0 to {len(self.layers) - 1}"
@@ -218,7 +244,14 @@ class Profile:
             sum_bytes_per_s=min(each.sum_bytes_per_s for each in self.ranks),
         )
 
-    def beyond(self, ranks: int, codecs: Sequence[str] = (), *, selects: bool = False) -> list[str]:
+    def beyond(
+        self,
+        ranks: int,
+        codecs: Sequence[str] = (),
+        *,
+        selects: bool = False,
+        hot_rows: int = 0,
+    ) -> list[str]:
         """Return what of a strategy was not measured, a sentence each; empty: nothing."""
         said: list[str] = []
         if ranks != len(self.ranks):
@@ -239,6 +272,13 @@ class Profile:
         ]
         if selects and not self.work.select_s:
             said.append("DCT: its choice of gradients was not measured, and is taken to be free")
+        if hot_rows > len(self.hot):
+            said.append(
+                f"hot_rows of {hot_rows}: {len(self.hot)} keys were counted, and the others are"
+                " taken to stay at home"
+            )
+        if hot_rows and not self.version_steps:
+            said.append("the way of hot rows out and home: it is taken to cost nothing")
         return said
 
 
@@ -318,6 +358,11 @@ def _made(kind: Any, value: Any) -> Any:
         if unknown:
             raise TypeError(f"{kind.__name__} has no {unknown[0]!r}")
         return kind(**{name: _made(hints[name], each) for name, each in value.items()})
+    if isinstance(kind, type) and issubclass(kind, tuple) and origin is None:
+        fields = typing.get_type_hints(kind)
+        if not isinstance(value, list) or len(value) != len(fields):
+            raise TypeError(f"{value!r} is no {kind.__name__}")
+        return kind(*(_made(of, each) for of, each in zip(fields.values(), value, strict=True)))
     if origin is tuple:
         kinds = typing.get_args(kind)
         if not isinstance(value, list):

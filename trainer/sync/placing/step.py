@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from embertide.trainer.config import Codecs
 from embertide.trainer.config.sync import DCT, AllReduce
+from embertide.trainer.sync.hot import UNEVEN, Asks, HotSet, choose
 from embertide.trainer.sync.placing.profile import Profile, RankProfile
 from embertide.trainer.sync.placing.timeline import Task, Timeline
 from embertide.trainer.sync.plan import EVERYWHERE, Ownership
@@ -44,6 +45,9 @@ _SCALE_BYTES = 4  # of a row as int8
 _PLACE_BYTES = 2  # of a gradient that DCT sends
 _TOGETHER_BYTES = 1 << 20  # of gradients that travel together, as in trainer.sync.dense
 _PARTS = ("core", "asker", "writer", "drive", "out", "in")
+# Tasks that take longer on a rank that owns more, and those that take less there.
+_OF_OWNERS = ("lookup", "late rows", "keys in", "rows out", "gradients in", "apply")
+_OF_OTHERS = ("keys out", "rows in", "gradients out")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class Strategy:
     """How ranks share a step.
 
     Attributes:
-        owners: Who owns which bucket, and how many ranks there are.
+        owners: Who owns which bucket, how many ranks there are, and how many rows may be hot.
         sync: How the dense net's gradients are added up.
         codecs: The codecs of rows and of their gradients.
     """
@@ -114,6 +118,10 @@ class StepModel:
         self._part = profile.events / ranks
         self._load_T = [np.array(table.load_P) / sum(table.load_P) for table in profile.tables]
         self._distinct_T = np.array([t.distinct_keys(self._part) for t in profile.tables])
+        hot = profile.hot
+        self._hot_table_K = np.array([key.table for key in hot], np.int32)
+        self._hot_bucket_K = np.array([key.bucket for key in hot], np.int64)
+        self._hot_share_K = np.array([key.share for key in hot], np.float64)
         self._groups = _groups(profile)
         self._tasks: list[Task] = []
         # Numbers of the tasks of a kind, by rank and step: they all take the same.
@@ -209,7 +217,21 @@ class StepModel:
     # --- what they take ---------------------------------------------------------------------------
 
     def shares(self, owners: Ownership) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return each rank's share of a table's keys, [T, R], and which tables are everywhere."""
+        """Return each rank's share of a table's keys, [T, R], and which tables are everywhere.
+
+        Keys of hot rows are their hosts'.
+        """
+        return self._shares(owners, self.hot_set(owners))
+
+    def _shares(self, owners: Ownership, hot: HotSet) -> tuple[Floats, NDArray[np.bool_]]:
+        share_TR, everywhere_T = self._owned(owners)
+        share_K = self._hot_share_K[hot.key_K]
+        np.add.at(share_TR, (hot.table_K, hot.host_K), share_K)
+        np.subtract.at(share_TR, (hot.table_K, self._homes(owners, hot.key_K)), share_K)
+        return np.maximum(share_TR, 0.0), everywhere_T
+
+    def _owned(self, owners: Ownership) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return the same of the owners of buckets alone."""
         share_TR = np.zeros((len(self._load_T), self.ranks))
         everywhere_T = np.zeros(len(self._load_T), bool)
         for t, (owner_P, load_P) in enumerate(zip(owners.owners_T, self._load_T, strict=True)):
@@ -218,6 +240,34 @@ class StepModel:
             else:
                 share_TR[t] = np.bincount(owner_P, load_P, self.ranks)
         return share_TR, everywhere_T
+
+    def hot_set(self, owners: Ownership) -> HotSet:
+        """Return the rows that become hot, as `trainer.sync.hot` chooses them by what was counted.
+
+        Keys stand for the places of `Profile.hot`.
+        """
+        nothing = HotSet.none()
+        if not owners.hot_rows or not len(self._hot_table_K) or self.ranks == 1:
+            return nothing
+        share_TR, everywhere_T = self._owned(owners)
+        load_R = self._distinct_T @ share_TR
+        if load_R.max() <= UNEVEN * load_R.mean():
+            return nothing
+        key_K = np.flatnonzero(~everywhere_T[self._hot_table_K])
+        table_K = self._hot_table_K[key_K]
+        asks = Asks(table_K, key_K, self._distinct_T[table_K] * self._hot_share_K[key_K])
+        return choose(asks, self._homes(owners, key_K), load_R, owners.hot_rows)
+
+    def _homes(self, owners: Ownership, key_K: NDArray[np.int64]) -> NDArray[np.uint16]:
+        at_K = zip(self._hot_table_K[key_K], self._hot_bucket_K[key_K], strict=True)
+        return np.array([owners.owners_T[t][bucket] for t, bucket in at_K], np.uint16)
+
+    def _moved_bytes(self, owners: Ownership, hot: HotSet) -> float:
+        """Return what the rank sends that sends most, for hot rows to go out and home once."""
+        home_K = self._homes(owners, hot.key_K)
+        size_K = np.array([t.row_bytes for t in self.profile.tables], np.float64)[hot.table_K]
+        sent_R = np.bincount(home_K, size_K, self.ranks)
+        return float((sent_R + np.bincount(hot.host_K, size_K, self.ranks)).max(initial=0.0))
 
     def memory_bytes(self, owners: Ownership) -> Floats:
         """Return what rows take on each rank, [R]."""
@@ -228,12 +278,19 @@ class StepModel:
                 memory_R += size
             else:
                 memory_R += size * np.bincount(owner_P, minlength=self.ranks) / len(owner_P)
+        if owners.hot_rows and self.ranks > 1:
+            memory_R += hot_bytes(self.profile, owners.hot_rows)
         return memory_R
 
     def _costs(self, strategy: Strategy) -> dict[tuple[str, int], tuple[float, float]]:
         """Return (seconds, lead) of each kind of task of each rank."""
         profile, work, others = self.profile, self.profile.work, self.ranks - 1
-        share_TR, everywhere_T = self.shares(strategy.owners)
+        hot = self.hot_set(strategy.owners)
+        share_TR, everywhere_T = self._shares(strategy.owners, hot)
+        is_counted = bool(strategy.owners.hot_rows) and others > 0
+        moved_bytes = self._moved_bytes(strategy.owners, hot)
+        # The router has each table twice, its own rows and the hosted ones.
+        blocks = len(profile.tables) * (2 if is_counted else 1)
         asked_T = np.where(everywhere_T, 0.0, self._distinct_T)
         everywhere = np.where(everywhere_T, self._distinct_T, 0.0)
         rows, gradients = strategy.codecs.rows, strategy.codecs.gradients
@@ -257,6 +314,7 @@ class StepModel:
         parameters = sum(each.parameters for each in profile.layers)
         is_dct = isinstance(strategy.sync, DCT) and strategy.sync.density != 1
         sums = self._sum_bytes(strategy.sync)
+        slowest = min(profile.rank(r).bytes_per_s for r in range(self.ranks))
         for r in range(self.ranks):
             at = profile.rank(r)
             own_D, rest_D = own_RD[r], rest_RD[r]
@@ -289,7 +347,10 @@ class StepModel:
                 0.0,
             )
             looked = own_D[0] * self.ranks + copied_D[0]
-            core("other", work.step_s)
+            other_s = work.step_s + is_counted * looked * work.count_s * at.pace
+            if moved_bytes and profile.version_steps:
+                other_s += moved_bytes / slowest / profile.version_steps
+            core("other", other_s)
             core("lookup", looked * lookup_s + own_D[2] * others * row_codec)
             core("pool", keys * pool_s + rest_D[2] * row_codec)
             for n, each in layer:
@@ -302,7 +363,7 @@ class StepModel:
             got_floats = (own_D[4] + copied_D[4]) * others
             updates = (own_D[0] + copied_D[0]) * self.ranks
             core("apply", updates * update_s + got_floats * gradient_codec)
-            lengths = _LENGTH_BYTES * len(profile.tables) * others
+            lengths = _LENGTH_BYTES * blocks * others
             link(
                 "keys",
                 lengths + _KEY_BYTES * (rest_D[0] + copied_D[0] * others),
@@ -360,23 +421,39 @@ class StepModel:
         first, second = (self.timeline.end_s(numbers) for numbers in self._ends)
         return second - first
 
+    def _path(self) -> list[tuple[Task, float]]:
+        """Return the tasks that decide what the step takes that was timed last, and their parts."""
+        counted_s, spans = self.timeline.end_s(self._ends[0]), self.timeline.spans()
+        found: list[tuple[Task, float]] = []
+        for number in self.timeline.critical_path(
+            max(self._ends[1], key=lambda number: spans[number].end_s)
+        ):
+            # Receiving overlaps with sending, which is what it is counted as.
+            took = spans[number].end_s - max(spans[number].begin_s, counted_s)
+            counted_s = max(spans[number].end_s, counted_s)
+            if took > 0:
+                found.append((self._tasks[number], took))
+        return found
+
+    def pulls(self) -> list[float]:
+        """Return by rank what its share of the keys adds to the step that was timed last, [R].
+
+        Below 0 a rank bounds the step by what it asks of others: it had better own more.
+        """
+        pull_R = [0.0] * self.ranks
+        for task, took in self._path():
+            sign = (task.name in _OF_OWNERS) - (task.name in _OF_OTHERS)
+            pull_R[task.device // len(_PARTS)] += sign * took
+        return pull_R
+
     def predict(self, strategy: Strategy) -> Prediction:
         """Return what a step takes, of what it is made, and what of it was not measured."""
         step_s = self.step_s(strategy)
-        begin_s = self.timeline.end_s(self._ends[0])
-        spans = self.timeline.spans()
-        last = max(self._ends[1], key=lambda number: spans[number].end_s)
+        begin_s, spans = self.timeline.end_s(self._ends[0]), self.timeline.spans()
         parts: dict[str, float] = {}
-        counted_s = begin_s
-        for number in self.timeline.critical_path(last):
-            span, task = spans[number], self._tasks[number]
-            # Receiving overlaps with sending, which is what it is counted as.
-            took = span.end_s - max(span.begin_s, counted_s)
-            counted_s = max(span.end_s, counted_s)
-            if took > 0:
-                rank = task.device // len(_PARTS)
-                name = f"{_plain(task.name)} of rank {rank}"
-                parts[name] = parts.get(name, 0.0) + took
+        for task, took in self._path():
+            name = f"{_plain(task.name)} of rank {task.device // len(_PARTS)}"
+            parts[name] = parts.get(name, 0.0) + took
         bounds = sorted((Bound(*each) for each in parts.items()), key=lambda each: -each.seconds)
         shown = tuple(
             (
@@ -390,7 +467,9 @@ class StepModel:
         )
         codecs = (strategy.codecs.rows, strategy.codecs.gradients)
         selects = isinstance(strategy.sync, DCT) and self.ranks > 1
-        beyond = self.profile.beyond(self.ranks, codecs, selects=selects)
+        beyond = self.profile.beyond(
+            self.ranks, codecs, selects=selects, hot_rows=strategy.owners.hot_rows or 0
+        )
         return Prediction(step_s, tuple(bounds), shown, tuple(beyond))
 
     def _device_name(self, device: int) -> str:
@@ -422,6 +501,15 @@ def _groups(profile: Profile) -> list[int]:
 
 def _wire_bytes(codec: str, floats: int) -> float:
     return floats * _VALUE_BYTES[codec] + (_SCALE_BYTES if codec == "int8" else 0)
+
+
+def hot_bytes(profile: Profile, rows: int) -> float:
+    """Return what hot rows take on each rank, any of which may host all of them.
+
+    As `trainer.embedding.hot.guests_bytes`, which refuses more than half of a rank's memory.
+    """
+    widest = max(table.row_floats for table in profile.tables)
+    return float((1 << 20) + rows * 2 * (2 * 4 * widest + 64))
 
 
 def fits(model: StepModel, owners: Ownership) -> bool:
