@@ -164,15 +164,13 @@ def _buckets(seconds: float) -> int:
 
 
 def _by_hand(hstu: Hstu, target_d: Tensor, items_Ld: Tensor, gap_L: Tensor) -> Tensor:
-    """A candidate after all layers, token by token: the candidate, then its items, newest first."""
+    """What all layers add to a candidate, token by token: it, then its items, newest first."""
     tokens: list[Tensor] = [target_d, *items_Ld]
     since = [0.0, *gap_L.tolist()]
     width = DIM // hstu.heads
     for n, layer in enumerate(hstu.layers):
         assert isinstance(layer, Layer)
-        split = [
-            nn.functional.silu(layer.project(layer.norm_in(token))).split(DIM) for token in tokens
-        ]
+        split = [nn.functional.silu(layer.project(token)).split(DIM) for token in tokens]
         after = []
         for i, (u, _, q, _) in enumerate(split):
             attended = []
@@ -185,9 +183,9 @@ def _by_hand(hstu: Hstu, target_d: Tensor, items_Ld: Tensor, gap_L: Tensor) -> T
                         score = score + hstu.time_EN[_buckets(since[j] - since[i]), bias]
                     total = total + nn.functional.silu(score) * split[j][1][of_head]
                 attended.append(total / len(tokens))
-            after.append(tokens[i] + layer.merge(u * layer.norm_out(torch.cat(attended))))
+            after.append(tokens[i] + layer.merge(u * torch.cat(attended)))
         tokens = after
-    return tokens[0]
+    return tokens[0] - target_d
 
 
 @pytest.mark.parametrize("name", ["hstu", "hstu without times"])

@@ -5,6 +5,10 @@ candidate, which attends to itself and to all items. No item attends to a candid
 items become depends on the user alone: a program for contexts computes it once a user. Items come
 newest first, and the candidate as one more before the newest. arXiv:2402.17152.
 
+Two things are not as there. Nothing is normalised: rows come to be while the model is served, and
+how long one is tells how much it has learned. And what comes out is without the candidate's own
+vector, which the net has beside it. docs/results/training.md has what both are worth.
+
 A history holds what the user liked, so there is one action, and no vector for it. The candidate
 counts as of the newest item's time: a node does not know for how long that has been the newest.
 
@@ -21,8 +25,6 @@ from embertide.trainer.model.history import SequenceNet
 
 # Seconds at which buckets of time begin: two to each doubling, up to 194 days.
 _EDGES_S = tuple(2 ** (k / 2) - 1 for k in range(1, 49))
-# About the variance of a new row, which so is not blown up to one that has learned.
-_SMALL = 1e-3
 
 
 class Layer(nn.Module):
@@ -32,14 +34,12 @@ class Layer(nn.Module):
         """Build for vectors of width `dim`."""
         super().__init__()
         self.heads, self.width = heads, dim // heads
-        self.norm_in = nn.LayerNorm(dim, eps=_SMALL)
         self.project = nn.Linear(dim, 4 * dim)
-        self.norm_out = nn.LayerNorm(dim, eps=_SMALL)
         self.merge = nn.Linear(dim, dim)
 
     def projected(self, x_BLd: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return u_BLd, and v_BHLW, q_BHLW, k_BHLW."""
-        every: Tensor = nn.functional.silu(self.project(self.norm_in(x_BLd)))
+        every: Tensor = nn.functional.silu(self.project(x_BLd))
         u_BLd, *of_heads = every.chunk(4, dim=2)
         places = x_BLd.shape[1]
         v, q, k = (
@@ -50,7 +50,7 @@ class Layer(nn.Module):
     def merged(self, x_BLd: Tensor, u_BLd: Tensor, attended_BHLW: Tensor) -> Tensor:
         """Return x_BLd as it leaves the layer."""
         attended_BLd = attended_BHLW.transpose(1, 2).reshape(-1, *x_BLd.shape[1:])
-        merged: Tensor = self.merge(u_BLd * self.norm_out(attended_BLd))
+        merged: Tensor = self.merge(u_BLd * attended_BLd)
         return x_BLd + merged
 
 
@@ -98,7 +98,7 @@ class Hstu(nn.Module):
     def forward(
         self, target_Bd: Tensor, items_BLd: Tensor, length_B: Tensor, gap_BT: Tensor
     ) -> Tensor:
-        """Return pooled_Bd."""
+        """Return pooled_Bd: what the layers add to the candidate's vector, which the net has."""
         users = None
         items_ULd, length_U, gap_UT = items_BLd, length_B, gap_BT
         if self.training and len(items_BLd):
@@ -133,7 +133,7 @@ class Hstu(nn.Module):
                 score = torch.matmul(item_q, item_k)
                 weight = _weights(score, of_items[:, heads], taken_ULL)
                 x_ULd = layer.merged(x_ULd, item_u, torch.matmul(weight, item_v) * share_U)
-        return c_B1d.squeeze(1)
+        return c_B1d.squeeze(1) - target_Bd
 
     def _biases(self, gap_UT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return what is added to scores, of all heads.
