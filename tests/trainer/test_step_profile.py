@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,9 @@ from embertide.trainer.__main__ import app
 from embertide.trainer.config import FeatureConfig, LocalSGD, ModelConfig, RunConfig, TableConfig
 from embertide.trainer.data.base import Batch
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.run.step_profile import machine, measure
+from embertide.trainer.model.learner import Learner
+from embertide.trainer.run.step_profile import machine, measure, take_steps
+from embertide.trainer.run.step_spans import StepSpans
 from embertide.trainer.sync.placing import profile as profiles
 from embertide.trainer.sync.placing.profile import HotKey
 from embertide.trainer.sync.placing.search import usual
@@ -76,6 +80,39 @@ def test_a_profile_is_measured_and_explains_the_step_that_was_measured() -> None
     assert made.work.count_s > 0
     # 128 ms of events a batch, and a version each ten minutes.
     assert made.version_steps == pytest.approx(600_000 / 128, rel=0.01)
+
+
+def test_the_parts_of_a_step_that_was_taken_follow_one_another() -> None:
+    learner = Learner(_RUN)
+    spans, untouched = StepSpans(learner), set(vars(learner.rows))
+    take_steps(learner, _batches(6), spans)
+    assert [(lane, name) for lane, name, *_ in spans.found] == [
+        ("rank 0 core", name) for name in ("rows", "forward", "backward", "adam", "apply")
+    ]
+    times = [at for *_, begin, end in spans.found for at in (begin, end)]
+    assert times == sorted(times)
+    assert times[0] >= 0
+    assert set(vars(learner.rows)) == untouched, "nothing of it is left"
+
+
+def test_a_step_of_two_ranks_is_in_the_profile_and_drawn(tmp_path: Path) -> None:
+    profiled, drawn = tmp_path / "profile.json", tmp_path / "step.svg"
+    words = ("step-profile", str(profiled), "--demo", "--hours", "6", "--nproc", "2")
+    trainer = [sys.executable, "-m", "embertide.trainer"]
+    done = subprocess.run([*trainer, *words], capture_output=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    made = profiles.read(profiled)
+    for rank in (0, 1):
+        mine = [span for span in made.measured if span[0].startswith(f"rank {rank} ")]
+        core = [name for lane, name, *_ in mine if lane.endswith(" core")]
+        assert core == ["rows", "forward", "backward", "sum", "adam", "apply"]
+        assert (f"rank {rank} asker", "route") in [(lane, name) for lane, name, *_ in mine]
+        assert all(0 <= begin <= end for _, _, begin, end in mine)
+    code, output = _search(profiled, 2, "--plot", drawn)
+    assert code == 0, output
+    text = drawn.read_text()
+    assert "measured: rank 1 core" in text
+    assert "predicted: rank 1 core" in text
 
 
 def test_a_profile_with_hot_keys_is_read_as_it_was_written(tmp_path: Path) -> None:

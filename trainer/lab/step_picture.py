@@ -26,6 +26,9 @@ def draw(figure: "Figure", predicted: Spans, measured: Spans, output: Path) -> N
         (f"predicted: {lane}" if measured else lane, name, begin, end)
         for lane, name, begin, end in predicted
     ]
+    from matplotlib import colormaps
+
+    colors = colormaps["tab20"]
     lanes = list(dict.fromkeys(lane for lane, *_ in both))
     names = list(dict.fromkeys(name.split()[0] for _, name, *_ in both))
     axes = figure.add_subplot()
@@ -40,7 +43,7 @@ def draw(figure: "Figure", predicted: Spans, measured: Spans, output: Path) -> N
             at,
             width,
             left=1e3 * begin,
-            color=f"C{names.index(kind) % 10}",
+            color=colors(names.index(kind) % 20),
             height=0.8,
             label=None if kind in seen else kind,
         )

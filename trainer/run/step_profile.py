@@ -7,6 +7,7 @@ explain of the measured step counts once a step (`WorkProfile.step_s`).
 Shapes: B events of a part, F columns of KEYS, P buckets, U distinct keys, D of a row.
 """
 
+import contextlib
 import dataclasses
 import os
 import platform
@@ -30,6 +31,7 @@ from embertide.trainer.data.keys import buckets_of
 from embertide.trainer.embedding.store import store_table
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.model.learner import Learner, Prepared, part_of
+from embertide.trainer.run.step_spans import StepSpans
 from embertide.trainer.sync import codec
 from embertide.trainer.sync.codec import Block
 from embertide.trainer.sync.hot import COUNTED_EVERY, AskCounts
@@ -108,7 +110,8 @@ def measure(
         owners = dataclasses.replace(owners, hot_rows=0)
     learner = Learner(dataclasses.replace(run, hot_rows=0), ranks, owners)
     batches = list(learner.warm_up(iter(batches)))
-    took_s = take_steps(learner, batches)
+    spans = StepSpans(learner)
+    took_s = take_steps(learner, batches, spans)
     batch = batches[-1]
     begin, end = part_of(batch, ranks.rank, ranks.size)
     work, layers = _work(learner, batch, begin, end)
@@ -116,6 +119,7 @@ def measure(
         "work": dataclasses.asdict(work),
         "layers": [dataclasses.asdict(layer) for layer in layers],
         "link": dataclasses.asdict(_link(ranks, _row_bytes(learner, batch, ranks))),
+        "spans": spans.found,
     }
     every = ranks.channel("profile").gather(mine)
     first = WorkProfile(**every[0]["work"])
@@ -137,6 +141,7 @@ def measure(
         work=first,
         budget_bytes=run.ddr_budget_bytes,
         step_s=max(ranks.channel("profile").gather(step_s or took_s)),
+        measured=tuple(tuple(span) for each in every for span in each["spans"]),
         hot=_hot(run, batches, ranks.size),
         version_steps=_version_steps(run, batches),
     )
@@ -208,8 +213,11 @@ def _cores() -> int:
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
-def take_steps(learner: Learner, batches: Sequence[Batch]) -> float:
-    """Take a step for each batch, and return what one takes; keys of the next travel meanwhile."""
+def take_steps(learner: Learner, batches: Sequence[Batch], spans: StepSpans | None = None) -> float:
+    """Take a step for each batch, and return what one takes; keys of the next travel meanwhile.
+
+    `spans` gets the parts of the last step that has a next one.
+    """
     took: list[float] = []
     following = iter(batches[1:])
     with ThreadPoolExecutor(1) as ahead:
@@ -222,8 +230,12 @@ def take_steps(learner: Learner, batches: Sequence[Batch]) -> float:
 
         while asked is not None:
             ready = asked.result()
+            is_shown = spans is not None and len(took) == len(batches) - 2
             began = time.perf_counter()
-            learner.take_step(ready, ask)
+            with spans.recording() if is_shown and spans else contextlib.nullcontext():
+                learner.take_step(ready, ask)
+                if is_shown and asked is not None:
+                    asked.result()
             took.append(time.perf_counter() - began)
             # With what it waits for the next batch's keys.
             if asked is not None:
