@@ -36,7 +36,13 @@ from embertide.trainer.run.step_profile import measure, take_steps
 from embertide.trainer.sync.placing.profile import Profile
 from embertide.trainer.sync.placing.search import Space, metropolis
 from embertide.trainer.sync.placing.step import StepModel, Strategy
-from embertide.trainer.sync.plan import EVERYWHERE, Owners, Ownership, balanced
+from embertide.trainer.sync.plan import (
+    EVERYWHERE,
+    Owners,
+    Ownership,
+    balanced,
+    homes_in_turn,
+)
 from embertide.trainer.sync.ranks import Ranks
 
 _DIM = 32
@@ -53,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--event-us", default="0,0", help="the same for an event, forward")
     made.add_argument("--rows", default=",".join(map(str, _ROWS)), help="of the tables")
     made.add_argument("--buckets", type=int, default=8, help="of a table")
+    made.add_argument("--chunks", type=int, default=1, help="of a row; plans may divide them")
     made.add_argument("--plans", type=int, default=20, help="to measure beside the two")
     made.add_argument("--search-s", type=float, default=10.0, help="CPU time of the search")
     made.add_argument("--turns", type=int, default=3, help="of all plans")
@@ -126,8 +133,10 @@ def sleep_for_events(event_s: float) -> None:
     learner.build_net = built  # type: ignore[attr-defined, assignment]
 
 
-def plans(count: int, buckets_T: Sequence[int], seed: int) -> list[tuple[str, Ownership]]:
-    """Return plans of two ranks, of many kinds."""
+def plans(
+    count: int, buckets_T: Sequence[int], seed: int, chunks: int = 1
+) -> list[tuple[str, Ownership]]:
+    """Return plans of two ranks, of many kinds; of several chunks a row, some are column-wise."""
     chance = random.Random(seed)
 
     def owners(of: Callable[[int], Owners]) -> Ownership:
@@ -150,6 +159,12 @@ def plans(count: int, buckets_T: Sequence[int], seed: int) -> list[tuple[str, Ow
         ("everywhere", owners(lambda size: np.full(size, EVERYWHERE, np.uint16))),
     ]
     while len(made) < count:
+        if chunks > 1:
+            first_T = [chance.randrange(chunks + 1) for _ in buckets_T]
+            parts_TC = [(0,) * first + (1,) * (chunks - first) for first in first_T]
+            ranks_TC = tuple(part if len(set(part)) > 1 else () for part in parts_TC)
+            homes_T = (homes_in_turn(t, size, 2) for t, size in enumerate(buckets_T))
+            made.append(("columns", Ownership(2, tuple(homes_T), ranks_TC)))
         first = chance.random()
         made += [
             ("whole", owners(lambda size: np.full(size, chance.randrange(2), np.uint16))),
@@ -169,7 +184,7 @@ def _took(run: RunConfig, batches: Sequence[Batch], ranks: Ranks, owners: Owners
 
 def _searched(profile: Profile, seconds: float, ranks: Ranks) -> Ownership:
     """Return the owners that the first rank's search finds."""
-    found: list[list[int]] = []
+    found: list[Any] = [[], []]
     if ranks.first:
         began = time.process_time()
         best = metropolis(
@@ -178,9 +193,14 @@ def _searched(profile: Profile, seconds: float, ranks: Ranks) -> Ownership:
             1,
             used=lambda: (time.process_time() - began) / seconds,
         )
-        found = [owner_P.tolist() for owner_P in best.strategy.owners.owners_T]
-    found = ranks.channel("profile").gather(found)[0]
-    return Ownership(ranks.size, tuple(np.array(owner_P, np.uint16) for owner_P in found))
+        owners = best.strategy.owners
+        found = [[owner_P.tolist() for owner_P in owners.owners_T], owners.ranks_TC]
+    owners_T, ranks_TC = ranks.channel("profile").gather(found)[0]
+    return Ownership(
+        ranks.size,
+        tuple(np.array(owner_P, np.uint16) for owner_P in owners_T),
+        tuple(map(tuple, ranks_TC)),
+    )
 
 
 def main() -> None:
@@ -193,6 +213,8 @@ def main() -> None:
     shape = Shape(name="drawn", rows=1, dim=_DIM, tables=len(rows), buckets=given.buckets)
     # The net takes little beside its sleeps.
     model = dataclasses.replace(shape.config(), bottom_mlp=(32, _DIM), top_mlp=(64, 32))
+    tables = (dataclasses.replace(table, chunks=given.chunks) for table in model.tables)
+    model = dataclasses.replace(model, tables=tuple(tables))
     run = RunConfig(model=model, batch_size=given.samples, seed=given.seed)
     batches = _batches(given.steps, given.samples, given.seed, rows)
     profile = measure(run, batches, ranks)
@@ -201,7 +223,7 @@ def main() -> None:
     measured = [
         ("of a fresh run", balanced(model, ranks.size)),
         ("found", found),
-        *plans(given.plans, buckets_T, given.seed),
+        *plans(given.plans, buckets_T, given.seed, given.chunks),
     ]
     took: list[list[float]] = [[] for _ in measured]
     for turn in range(given.turns + given.more_turns):

@@ -26,7 +26,7 @@ from embertide.trainer.sync.placing import profile as profiles
 
 _MODEL = ModelConfig(
     name="m",
-    tables=(TableConfig(name="user", bucket_bits=2), TableConfig(name="item")),
+    tables=(TableConfig(name="user", bucket_bits=2, chunks=4), TableConfig(name="item")),
     features=(FeatureConfig(name="user", table="user"), FeatureConfig(name="item", table="item")),
 )
 _RANKS = 2
@@ -41,6 +41,10 @@ _PLANS = {
     "other tables": (_plan(_RANKS, user=[0, 1, 0, 1], shop=0), ("shop", "the model has")),
     "other ranks": (_plan(4, user=[0, 1, 2, 3], item=0), ("for 4 ranks", "make a plan for 2")),
     "other buckets": (_plan(_RANKS, user=[0, 1], item=0), ("'user'", "a list of 4 ranks")),
+    "other chunks": (
+        _plan(_RANKS, user={"columns": [0, 1]}, item=0),
+        ("'user'", "with 4 ranks below 2, one a chunk"),
+    ),
     "a rank that is not there": (_plan(_RANKS, user=[0, 1, 2, 1], item=0), ("rank below 2",)),
     "a hot set of no number": (
         _plan(_RANKS, user=0, item=0)[:-1] + ', "hot_rows": "many"}',
@@ -64,8 +68,8 @@ def _of_plans(folder: Path) -> Iterator[tuple[str, float]]:
     names = ("user", "item")
     shares = ((0.25,) * 4, (1.0,))
     tables = tuple(
-        dataclasses.replace(table, name=name, load_P=share)
-        for table, name, share in zip(made.tables, names, shares, strict=False)
+        dataclasses.replace(table, name=name, load_P=share, chunks=of.chunks)
+        for table, name, share, of in zip(made.tables, names, shares, _MODEL.tables, strict=False)
     )
     of_model = folder / "profile.json"
     profiles.write(dataclasses.replace(made, tables=tables), of_model)

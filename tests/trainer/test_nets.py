@@ -164,7 +164,7 @@ def _buckets(seconds: float) -> int:
 
 
 def _by_hand(hstu: Hstu, target_d: Tensor, items_Ld: Tensor, gap_L: Tensor) -> Tensor:
-    """What all layers add to a candidate, token by token: it, then its items, newest first."""
+    """Return all that layers add to a candidate, token by token; items come newest first."""
     tokens: list[Tensor] = [target_d, *items_Ld]
     since = [0.0, *gap_L.tolist()]
     width = DIM // hstu.heads

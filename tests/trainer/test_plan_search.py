@@ -3,14 +3,16 @@
 import dataclasses
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 from stepprofiles import LINK, NO_WORK, profile, table
 
+from embertide.trainer.config import Codecs
 from embertide.trainer.config.sync import AllReduce
 from embertide.trainer.sync.placing.aimed import relieved, respread
-from embertide.trainer.sync.placing.profile import HotKey
+from embertide.trainer.sync.placing.profile import HotKey, Profile
 from embertide.trainer.sync.placing.search import (
     Space,
     at_random,
@@ -23,8 +25,8 @@ from embertide.trainer.sync.placing.search import (
     start_of,
     usual,
 )
-from embertide.trainer.sync.placing.step import StepModel, Strategy
-from embertide.trainer.sync.plan import EVERYWHERE, Ownership
+from embertide.trainer.sync.placing.step import StepModel, Strategy, is_possible
+from embertide.trainer.sync.plan import EVERYWHERE, Ownership, read_for, text_for
 
 # The second of two ranks takes five times as long to apply gradients.
 _UNEVEN = profile(
@@ -218,3 +220,98 @@ def test_the_usual_owners_are_even() -> None:
     share_TR, everywhere_T = StepModel(even, 2).shares(usual(even, 2))
     assert share_TR.sum(axis=0).tolist() == [1.5, 1.5]
     assert not everywhere_T.any()
+
+
+# --- column-wise tables ---------------------------------------------------------------------------
+
+
+def _chunked(*, floats: int = 256, budget_bytes: int = 1 << 30) -> Profile:
+    """Four ranks; one table of one bucket and four chunks has nearly all of a step's floats."""
+    wide = dataclasses.replace(table("wide", floats=floats), chunks=4)
+    work = dataclasses.replace(NO_WORK, update_s=1e-7, lookup_s=1e-7)
+    return profile(
+        ranks=(LINK,) * 4,
+        tables=(wide, table("narrow")),
+        work=work,
+        budget_bytes=budget_bytes,
+    )
+
+
+def _columns(*ranks_C: int, hot_rows: int | None = None) -> Strategy:
+    homes = tuple(np.array([t], np.uint16) for t in (0, 1))
+    return Strategy(Ownership(4, homes, (ranks_C, ()), hot_rows=hot_rows))
+
+
+def test_a_rank_sends_its_part_of_rows_and_is_asked_for_all_keys() -> None:
+    """By hand: a part of 250 events asks 250 keys of 256 floats; a link sends a byte a us."""
+    model = StepModel(_chunked(), 4)
+    costs = model._costs(_columns(0, 1, 1, 2))
+    rows = 250 * 1024 * 3
+    out_s = {rank: costs["rows out", rank][0] for rank in range(4)}
+    # Rank 1 also has the other table: 16 bytes a row.
+    expected = {0: rows / 4, 1: rows / 2 + 250 * 16 * 3, 2: rows / 4, 3: 0.0}
+    assert out_s == pytest.approx({rank: size / 1e6 for rank, size in expected.items()})
+    lengths = 4 * 2 * 3
+    asks = {0: 2 + 1, 1: 2, 2: 2 + 1, 3: 3 + 1}  # ranks with a part, and that of the other table
+    for rank, count in asks.items():
+        size = lengths + 8 * 250 * count
+        assert costs["keys out", rank][0] == pytest.approx(size / 1e6)
+    # 1,000 distinct keys of all ranks: 8 bytes a key, chunk and other rank with a part.
+    gradients = 250 * 1024 * 3 / 4 + 250 * 16
+    assert costs["gradients out", 0][0] == pytest.approx((gradients + 8 * 1000 * 2) / 1e6)
+    looked = costs["lookup", 3][0], costs["lookup", 0][0]
+    assert looked == pytest.approx((0.0, 1000 * 1e-7))
+
+
+def test_columns_are_found_where_one_table_is_most_of_a_step_and_read_back(tmp_path: Path) -> None:
+    profile_ = _chunked()
+    found = metropolis(Space(profile=profile_, ranks=(4,)), 300, seed=1)
+    without = metropolis(Space(profile=profile_, ranks=(4,), columns=False), 300, seed=1)
+    assert len(found.strategy.owners.columns(0)) > 1
+    assert found.step_s < 0.7 * without.step_s
+    path = tmp_path / "plan.json"
+    path.write_text(text_for(["wide", "narrow"], found.strategy.owners))
+    read = read_for(path, {"wide": 1, "narrow": 1}, 4, chunks={"wide": 4, "narrow": 1})
+    assert StepModel(profile_, 4).step_s(Strategy(read)) == found.step_s
+    said = StepModel(profile_, 4).predict(found.strategy).beyond
+    assert any("column-wise" in sentence for sentence in said)
+
+
+def test_columns_are_not_found_where_rows_are_narrow_or_memory_is_short() -> None:
+    narrow = metropolis(Space(profile=_chunked(floats=1), ranks=(4,)), 300, seed=1)
+    assert not any(narrow.strategy.owners.ranks_TC)
+    # Homes keep whole rows: 1,000 rows of 1,024 bytes fit once.
+    short = _chunked(budget_bytes=1_024_000 + 40_000)
+    found = metropolis(Space(profile=short, ranks=(4,)), 300, seed=1)
+    owners = found.strategy.owners
+    assert StepModel(short, 4).memory_bytes(owners).max() <= short.budget_bytes
+    home = StepModel(short, 4).memory_bytes(_columns(0, 1, 2, 3).owners)
+    assert home.max() > short.budget_bytes
+
+
+def test_what_no_run_can_be_is_never_taken() -> None:
+    assert is_possible(_columns(0, 1, 2, 3))
+    assert not is_possible(_columns(0, 1, 2, 3, hot_rows=5))
+    int8 = dataclasses.replace(_columns(0, 1, 2, 3), codecs=Codecs(gradients="int8"))
+    assert not is_possible(int8)
+    space = Space(profile=_chunked(), ranks=(4,), codecs=(Codecs(gradients="int8"),))
+    assert not any(metropolis(space, 200, seed=2).strategy.owners.ranks_TC)
+
+
+def test_proposals_keep_homes_that_a_run_has() -> None:
+    space = Space(profile=_chunked(), ranks=(2, 4))
+    chance, strategy, seen = random.Random(3), draw(space, random.Random(3)), 0
+    for _ in range(500):
+        strategy = propose(space, strategy, chance)
+        owners = strategy.owners
+        for t, ranks_C in enumerate(owners.ranks_TC):
+            if not ranks_C:
+                continue
+            seen += 1
+            assert t == 0
+            assert len(ranks_C) == 4
+            parts = owners.columns(t)
+            assert len({part.rank for part in parts}) == len(parts) > 1
+            assert not owners.everywhere(t)
+            assert owners.owners_T[t].tolist() == [0]
+    assert seen > 50

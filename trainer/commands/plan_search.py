@@ -66,7 +66,10 @@ def command(
         model = StepModel(made, ranks)
         buckets = {table.name: len(table.load_P) for table in made.tables}
         usual = Strategy(search.usual(made, ranks))
-        strategy = usual if plan is None else Strategy(read_for(plan, buckets, ranks))
+        chunks = {table.name: table.chunks for table in made.tables}
+        strategy = usual
+        if plan is not None:
+            strategy = Strategy(read_for(plan, buckets, ranks, chunks=chunks))
         # Without counted keys, what a run's configuration says of hot rows stays as it is.
         hot_rows = search.hot_choices(made, strategy.owners.hot_rows or 0) if made.hot else (0,)
         space = search.Space(profile=made, ranks=(ranks,), hot_rows=hot_rows)

@@ -538,6 +538,8 @@ def _tables(run: RunConfig, batches: Sequence[Batch], ranks: int) -> tuple[Table
                 keys=float(len(columns)),
                 distinct=tuple(sorted(points.items())),
                 load_P=tuple((load_P / load_P.sum()).tolist()),
+                # Tables that cannot be column-wise: those that trainer.embedding.columns refuses.
+                chunks=1 if stored.counter_chunks or table.dtype == "int8" else table.chunks,
             )
         )
     return tuple(made)

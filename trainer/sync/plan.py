@@ -101,6 +101,11 @@ class Ownership:
         return rank == (owner if owner != EVERYWHERE else (table + bucket) % self.ranks)
 
 
+def homes_in_turn(table: int, buckets: int, ranks: int) -> Owners:
+    """Return the homes of a column-wise table, who hold its rows: not all small tables' at one."""
+    return ((table + np.arange(buckets)) % ranks).astype(np.uint16)
+
+
 def _costs(model: ModelConfig, load: Sequence[Sequence[float]] | None) -> list[NDArray[np.float64]]:
     """Return what each bucket costs a step: keys asked for, times what each takes to look up."""
     costs: list[NDArray[np.float64]] = []
@@ -252,8 +257,7 @@ def _plan(
                     " its buckets to ranks here"
                 )
             ranks_TC.append(_columns(path, name, said, chunks[name], ranks))
-            # Who writes a bucket has to hold its rows: in turn, and not all small tables at one.
-            owners.append(((t + np.arange(buckets)) % ranks).astype(np.uint16))
+            owners.append(homes_in_turn(t, buckets, ranks))
         else:
             ranks_TC.append(())
             owners.append(_owners(path, name, said, buckets, ranks))

@@ -40,6 +40,7 @@ class TableProfile:
             points or more.
         load_P: Share of the distinct keys that each bucket is asked for.
         late: Share of the rows that a drive has when they are asked for.
+        chunks: The chunks of a row that ranks may divide among them; 1: they may not.
     """
 
     name: str
@@ -51,6 +52,7 @@ class TableProfile:
     distinct: tuple[tuple[float, float], ...]
     load_P: tuple[float, ...]
     late: float = 0.0
+    chunks: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what is no measurement."""
@@ -61,6 +63,8 @@ class TableProfile:
                 f"table {self.name!r}: distinct is {self.distinct}; give (events, keys) for two"
                 " sizes of parts or more, ascending, above 0"
             )
+        if self.chunks < 1:
+            raise ValueError(f"table {self.name!r}: chunks is {self.chunks}; give 1 or more")
         size = len(self.load_P)
         if not size or size & (size - 1) or min(self.load_P) < 0 or sum(self.load_P) <= 0:
             raise ValueError(

@@ -45,13 +45,15 @@ from embertide.trainer.sync.placing.step import (
     Synchronous,
     fits,
     hot_bytes,
+    is_possible,
 )
-from embertide.trainer.sync.plan import EVERYWHERE, Owners, Ownership, spread
+from embertide.trainer.sync.plan import EVERYWHERE, Owners, Ownership, homes_in_turn, spread
 
 _COOLING = 100.0  # a stage's first temperature over its last
 _MISSES = 200  # proposals that are known, one after the other, after which one is drawn anew
 _LOOKED_AT = 0.2  # of a search, at most, for the few choices that are not owners
 _AIMED = (0.3, 0.25)  # of the proposals: those that relieve a rank, and those that deal out anew
+_DRAWN_COLUMNS = 0.25  # of strategies that are drawn
 _PARTS = (1.0, 0.5, 0.25, 0.0)  # of the buckets of a rank that move together; 0: one of them
 
 
@@ -66,6 +68,7 @@ class Space:
         codecs: The codecs of rows and gradients that it may choose from.
         everywhere: Whether tables may be everywhere.
         hot_rows: How many rows may be hot, at most; 0: none.
+        columns: Whether tables whose profile has chunks may be column-wise.
     """
 
     profile: Profile
@@ -74,12 +77,19 @@ class Space:
     codecs: tuple[Codecs, ...] = (Codecs(),)
     everywhere: bool = True
     hot_rows: tuple[int, ...] = (0,)
+    columns: bool = True
 
     def __post_init__(self) -> None:
         """Refuse a space of nothing."""
         for name in ("ranks", "syncs", "codecs", "hot_rows"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty: there is nothing to choose from")
+
+    @property
+    def chunked_T(self) -> list[int]:
+        """Return the tables that may be column-wise."""
+        tables = enumerate(self.profile.tables) if self.columns else ()
+        return [t for t, table in tables if table.chunks > 1]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,14 +148,15 @@ class _Timer:
         return max(self.evaluations / self._most, self._used())
 
     def step_s(self, strategy: Strategy) -> float:
-        """Return what a step takes; infinite: its rows do not fit."""
+        """Return what a step takes; infinite: its rows do not fit, or no run could be so."""
         ranks = strategy.owners.ranks
         if ranks not in self._models:
             self._models[ranks] = StepModel(self._space.profile, ranks)
         model = self._models[ranks]
         self.evaluations += 1
         self._known.add(_digest(strategy))
-        took = model.step_s(strategy) if fits(model, strategy.owners) else math.inf
+        can_be = is_possible(strategy) and fits(model, strategy.owners)
+        took = model.step_s(strategy) if can_be else math.inf
         if self.best is None or took < self.best_s:
             self.best, self.best_s = strategy, took
             self.curve.append((self.evaluations, took))
@@ -166,7 +177,8 @@ class _Timer:
 
 def _digest(strategy: Strategy) -> bytes:
     owners = strategy.owners
-    words = repr((owners.ranks, owners.hot_rows, strategy.sync, strategy.codecs)).encode()
+    named = (owners.ranks, owners.hot_rows, owners.ranks_TC, strategy.sync, strategy.codecs)
+    words = repr(named).encode()
     return hashlib.blake2b(
         words + b"".join(owner_P.astype(np.uint16).tobytes() for owner_P in owners.owners_T),
         digest_size=16,
@@ -211,7 +223,8 @@ def start_of(space: Space) -> Strategy:
 
 
 def every_strategy(space: Space) -> Iterator[Strategy]:
-    """Return all strategies of a space, which must be a tiny one."""
+    """Return all strategies of a space, which must be a tiny one without column-wise tables."""
+    assert not space.chunked_T
     for ranks in space.ranks:
         choices_T: list[list[Owners]] = []
         for table in space.profile.tables:
@@ -236,8 +249,11 @@ def draw(space: Space, chance: random.Random) -> Strategy:
         _table(space, t, ranks, chance.choice(kinds), chance)
         for t in range(len(space.profile.tables))
     )
+    owners = Ownership(ranks, owners_T, hot_rows=chance.choice(space.hot_rows))
+    if space.chunked_T and ranks > 1 and chance.random() < _DRAWN_COLUMNS:
+        owners = _with_columns(space, owners, chance)
     return Strategy(
-        Ownership(ranks, owners_T, hot_rows=chance.choice(space.hot_rows)),
+        owners,
         chance.choice(space.syncs),
         chance.choice(space.codecs),
     )
@@ -261,6 +277,8 @@ def propose(space: Space, strategy: Strategy, chance: random.Random) -> Strategy
     kinds = ["move"] * 4 + ["shift"] * 2 + ["swap", "spread", "whole"]
     if space.everywhere:
         kinds.append("everywhere")
+    if space.chunked_T and strategy.owners.ranks > 1:
+        kinds.append("columns")
     few = {
         "sync": space.syncs,
         "codecs": space.codecs,
@@ -281,6 +299,8 @@ def propose(space: Space, strategy: Strategy, chance: random.Random) -> Strategy
     if kind == "hot":
         hot = dataclasses.replace(owners, hot_rows=chance.choice(space.hot_rows))
         return dataclasses.replace(strategy, owners=hot)
+    if kind == "columns":
+        return dataclasses.replace(strategy, owners=_with_columns(space, owners, chance))
     owners_T = list(owners.owners_T)
     ranks = owners.ranks
     if kind == "shift" and ranks > 1:
@@ -310,7 +330,38 @@ def propose(space: Space, strategy: Strategy, chance: random.Random) -> Strategy
 
 def _with_owners(strategy: Strategy, owners_T: Sequence[Owners]) -> Strategy:
     owners = dataclasses.replace(strategy.owners, owners_T=tuple(owners_T))
-    return dataclasses.replace(strategy, owners=owners)
+    return dataclasses.replace(strategy, owners=_settled(owners))
+
+
+def _settled(owners: Ownership) -> Ownership:
+    """Return owners with homes of column-wise tables as a run has them, who reads the plan."""
+    if not any(owners.ranks_TC):
+        return owners
+    owners_T, ranks_TC = list(owners.owners_T), list(owners.ranks_TC)
+    for t, ranks_C in enumerate(ranks_TC):
+        if owners.everywhere(t):
+            ranks_TC[t] = ()
+        elif ranks_C:
+            owners_T[t] = homes_in_turn(t, len(owners_T[t]), owners.ranks)
+    kept = tuple(ranks_TC) if any(ranks_TC) else ()
+    return dataclasses.replace(owners, owners_T=tuple(owners_T), ranks_TC=kept)
+
+
+def _with_columns(space: Space, owners: Ownership, chance: random.Random) -> Ownership:
+    """Return owners of whom a table is column-wise at other ranks, or is not any more."""
+    t = chance.choice(space.chunked_T)
+    ranks_TC = [*owners.ranks_TC, *[()] * (len(owners.owners_T) - len(owners.ranks_TC))]
+    owners_T = list(owners.owners_T)
+    chunks = space.profile.tables[t].chunks
+    parts = chance.randint(1, min(chunks, owners.ranks))
+    ranks_TC[t] = ()
+    if parts > 1:
+        at = chance.sample(range(owners.ranks), parts)
+        divided = np.array_split(np.arange(chunks), parts)
+        ranks_TC[t] = tuple(at[n] for n, part in enumerate(divided) for _ in part)
+        owners_T[t] = homes_in_turn(t, len(owners_T[t]), owners.ranks)
+    kept = tuple(ranks_TC) if any(ranks_TC) else ()
+    return dataclasses.replace(owners, owners_T=tuple(owners_T), ranks_TC=kept)
 
 
 def _with_ranks(space: Space, owners: Ownership, chance: random.Random) -> Ownership:
@@ -403,8 +454,10 @@ def _aimed(
     if owners.ranks == 1 or drawn >= sum(_AIMED):
         return propose(space, current, chance)
     if drawn < _AIMED[0]:
-        return dataclasses.replace(current, owners=relieved(owners, pull_R, chance))
-    return dataclasses.replace(current, owners=respread(owners, costs[owners.ranks], chance))
+        aimed = relieved(owners, pull_R, chance)
+    else:
+        aimed = respread(owners, costs[owners.ranks], chance)
+    return dataclasses.replace(current, owners=_settled(aimed))
 
 
 def greedy(

@@ -43,6 +43,7 @@ _KEY_BYTES, _LENGTH_BYTES = 8, 4
 _VALUE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 _SCALE_BYTES = 4  # of a row as int8
 _PLACE_BYTES = 2  # of a gradient that DCT sends
+_SQUARE_BYTES = 8  # of a key's gradient, of each chunk of a column-wise table
 _TOGETHER_BYTES = 1 << 20  # of gradients that travel together, as in trainer.sync.dense
 _PARTS = ("core", "asker", "writer", "drive", "out", "in")
 # Tasks that take longer on a rank that owns more, and those that take less there.
@@ -217,18 +218,38 @@ class StepModel:
     # --- what they take ---------------------------------------------------------------------------
 
     def shares(self, owners: Ownership) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return each rank's share of a table's keys, [T, R], and which tables are everywhere.
+        """Return each rank's share of a table's rows, [T, R], and which tables are everywhere.
 
-        Keys of hot rows are their hosts'.
+        Hot rows are their hosts'. Of a column-wise table a rank has its part of each row.
         """
         return self._shares(owners, self.hot_set(owners))
 
     def _shares(self, owners: Ownership, hot: HotSet) -> tuple[Floats, NDArray[np.bool_]]:
         share_TR, everywhere_T = self._owned(owners)
+        for t in self._columns_T(owners):
+            share_TR[t] = 0.0
+            for part in owners.columns(t):
+                share_TR[t, part.rank] = part.chunks / self.profile.tables[t].chunks
         share_K = self._hot_share_K[hot.key_K]
         np.add.at(share_TR, (hot.table_K, hot.host_K), share_K)
         np.subtract.at(share_TR, (hot.table_K, self._homes(owners, hot.key_K)), share_K)
         return np.maximum(share_TR, 0.0), everywhere_T
+
+    @staticmethod
+    def _columns_T(owners: Ownership) -> list[int]:
+        """Return which tables are column-wise."""
+        return [t for t, ranks_C in enumerate(owners.ranks_TC) if ranks_C]
+
+    def _squares(self, owners: Ownership) -> Floats:
+        """Return bytes of squares that a rank sends and gets for column-wise tables, [R, 2]."""
+        bytes_RD = np.zeros((self.ranks, 2))
+        for t in self._columns_T(owners):
+            table, parts = self.profile.tables[t], owners.columns(t)
+            size = _SQUARE_BYTES * table.distinct_keys(self.profile.events)
+            for part in parts:
+                bytes_RD[part.rank, 0] += size * part.chunks * (len(parts) - 1)
+                bytes_RD[part.rank, 1] += size * (table.chunks - part.chunks)
+        return bytes_RD
 
     def _owned(self, owners: Ownership) -> tuple[Floats, NDArray[np.bool_]]:
         """Return the same of the owners of buckets alone."""
@@ -263,11 +284,19 @@ class StepModel:
         return np.array([owners.owners_T[t][bucket] for t, bucket in at_K], np.uint16)
 
     def _moved_bytes(self, owners: Ownership, hot: HotSet) -> float:
-        """Return what the rank sends that sends most, for hot rows to go out and home once."""
+        """Return what the rank sends that sends most, for rows to go out and home once.
+
+        Of column-wise tables, all rows that were seen go home.
+        """
         home_K = self._homes(owners, hot.key_K)
         size_K = np.array([t.row_bytes for t in self.profile.tables], np.float64)[hot.table_K]
         sent_R = np.bincount(home_K, size_K, self.ranks)
-        return float((sent_R + np.bincount(hot.host_K, size_K, self.ranks)).max(initial=0.0))
+        sent_R = sent_R + np.bincount(hot.host_K, size_K, self.ranks)
+        for t in self._columns_T(owners):
+            table = self.profile.tables[t]
+            for part in owners.columns(t):
+                sent_R[part.rank] += table.rows * table.row_bytes * part.chunks / table.chunks
+        return float(sent_R.max(initial=0.0))
 
     def memory_bytes(self, owners: Ownership) -> Floats:
         """Return what rows take on each rank, [R]."""
@@ -278,6 +307,10 @@ class StepModel:
                 memory_R += size
             else:
                 memory_R += size * np.bincount(owner_P, minlength=self.ranks) / len(owner_P)
+        for t in self._columns_T(owners):
+            table = self.profile.tables[t]
+            for part in owners.columns(t):  # beside whole rows at home
+                memory_R[part.rank] += table.rows * table.row_bytes * part.chunks / table.chunks
         if owners.hot_rows and self.ranks > 1:
             memory_R += hot_bytes(self.profile, owners.hot_rows)
         return memory_R
@@ -307,6 +340,13 @@ class StepModel:
         )
         own_RD = (asked_T[:, None] * share_TR).T @ kinds_TD
         rest_RD = (asked_T[:, None] * np.maximum(1 - share_TR, 0)).T @ kinds_TD
+        squares_RD = self._squares(strategy.owners)
+        for t in self._columns_T(strategy.owners):
+            # Each rank with a part is asked for every key. No part is on a drive.
+            has_R = (share_TR[t] > 0).astype(np.float64)
+            own_RD[:, 0] += asked_T[t] * (has_R - share_TR[t])
+            rest_RD[:, 0] += asked_T[t] * (has_R.sum() - has_R - np.maximum(1 - share_TR[t], 0))
+            own_RD[:, 5] -= asked_T[t] * share_TR[t] * late_T[t]
         copied_D = everywhere @ kinds_TD
         keys = self._part * sum(table.keys for table in profile.tables)
         costs: dict[tuple[str, int], tuple[float, float]] = {}
@@ -334,9 +374,14 @@ class StepModel:
                 costs[kind, rank] = (seconds, 0.0)
 
             def link(
-                kind: str, sent: float, got: float, rank: int = r, at: RankProfile = at
+                kind: str,
+                sent: float,
+                got: float,
+                messages: int = 1,
+                rank: int = r,
+                at: RankProfile = at,
             ) -> None:
-                took = at.exchange_s(sent, got) + at.latency_s * bool(others)
+                took = at.exchange_s(sent, got) + messages * at.latency_s * bool(others)
                 costs[f"{kind} out", rank] = (took, 0.0)
                 costs[f"{kind} in", rank] = (got / at.bytes_per_s, got / at.bytes_per_s)
 
@@ -370,7 +415,14 @@ class StepModel:
                 lengths + _KEY_BYTES * (own_D[0] + copied_D[0]) * others,
             )
             link("rows", own_D[1] * others, rest_D[1])
-            link("gradients", rest_D[3] + copied_D[3] * others, (own_D[3] + copied_D[3]) * others)
+            # Squares follow gradients before rows take their step, in two messages of their own.
+            sent, got = squares_RD[r]
+            link(
+                "gradients",
+                rest_D[3] + copied_D[3] * others + sent,
+                (own_D[3] + copied_D[3]) * others + got,
+                messages=3 if squares_RD.any() else 1,
+            )
             if not others:
                 continue
             turns = others if is_dct else 2 * others
@@ -470,6 +522,11 @@ class StepModel:
         beyond = self.profile.beyond(
             self.ranks, codecs, selects=selects, hot_rows=strategy.owners.hot_rows or 0
         )
+        if any(strategy.owners.ranks_TC):
+            beyond.append(
+                "column-wise tables: making new rows and adding up squares are taken to cost"
+                " nothing, and the lookup of a part as much as that of a row"
+            )
         return Prediction(step_s, tuple(bounds), shown, tuple(beyond))
 
     def _device_name(self, device: int) -> str:
@@ -515,6 +572,12 @@ def hot_bytes(profile: Profile, rows: int) -> float:
 def fits(model: StepModel, owners: Ownership) -> bool:
     """Whether the rows that each rank owns fit its memory."""
     return bool(model.memory_bytes(owners).max() <= model.profile.budget_bytes)
+
+
+def is_possible(strategy: Strategy) -> bool:
+    """Whether a run could be placed so: column-wise tables do not go with all that there is."""
+    columns = any(strategy.owners.ranks_TC)
+    return not (columns and (strategy.owners.hot_rows or strategy.codecs.gradients == "int8"))
 
 
 def models(profile: Profile, ranks: Sequence[int]) -> Mapping[int, StepModel]:
