@@ -202,8 +202,9 @@ def test_what_becomes_of_a_history_is_computed_once_a_user() -> None:
     # The candidate keeps its scores and sums, in both layers.
     of_candidates = [each for each in named(graph, "matmul") if each.mark is Mark.CANDIDATE]
     assert sorted(each.shape[1:] for each in of_candidates) == [(2, 1, 16)] * 2 + [(2, 1, 20)] * 2
-    norms = [each for each in named(graph, "layer_norm") if each.mark is Mark.CANDIDATE]
-    assert {each.shape[1:] for each in norms} == {(1, 32)}
+    projected = [each for each in named(graph, "linear") if each.shape[2:] == (4 * 32,)]
+    rows = {Mark.CANDIDATE: 1, Mark.CONTEXT: 20}
+    assert {(each.mark, each.shape[1]) for each in projected} == set(rows.items())
 
 
 def test_a_target_beside_each_item_is_multiplied_once() -> None:
