@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import report
-from bench.keys import DENSE, zipf_keys
+from bench.keys import DENSE
 from bench.ranks.launching import launch
+from bench.search.real import batches_of
 from embertide import _store
 from embertide.trainer.config import (
     DenseConfig,
@@ -31,7 +32,6 @@ from embertide.trainer.config import (
     TableConfig,
 )
 from embertide.trainer.data.base import Batch
-from embertide.trainer.data.keys import hash_keys
 from embertide.trainer.model.learner import Learner
 from embertide.trainer.sync.plan import Ownership
 from embertide.trainer.sync.ranks import Ranks
@@ -62,23 +62,7 @@ def _model(ranks: int, dim: int) -> ModelConfig:
 
 def _batches(count: int, samples: int, model: ModelConfig) -> list[Batch]:
     rows = [_ROWS if each.table == "wide" else _SMALL_ROWS for each in model.features]
-    made = []
-    for step in range(count):
-        rng = np.random.default_rng([1, step])
-        keys_BF = np.stack([zipf_keys(rng, n, 1.05, samples) for n in rows], axis=1)
-        event_B = np.arange(step * samples, (step + 1) * samples)
-        made.append(
-            Batch(
-                first=step * samples,
-                next_offset=(step + 1) * samples,
-                event_B=event_B,
-                ts_ms_B=event_B,
-                keys_BF=hash_keys(keys_BF.astype(np.uint64)).view(np.int64),
-                dense_BD=rng.standard_normal((samples, DENSE)).astype(np.float32),
-                label_B=(rng.random(samples) < 0.25).astype(np.float32),
-            )
-        )
-    return made
+    return batches_of(count, samples, 1, rows)
 
 
 @dataclasses.dataclass(slots=True)

@@ -68,7 +68,8 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _batches(count: int, samples: int, seed: int, rows: Sequence[int]) -> list[Batch]:
+def batches_of(count: int, samples: int, seed: int, rows: Sequence[int]) -> list[Batch]:
+    """Return batches whose features draw from so many keys each, few of them often."""
     made = []
     for step in range(count):
         rng = np.random.default_rng([seed, step])
@@ -216,7 +217,7 @@ def main() -> None:
     tables = (dataclasses.replace(table, chunks=given.chunks) for table in model.tables)
     model = dataclasses.replace(model, tables=tuple(tables))
     run = RunConfig(model=model, batch_size=given.samples, seed=given.seed)
-    batches = _batches(given.steps, given.samples, given.seed, rows)
+    batches = batches_of(given.steps, given.samples, given.seed, rows)
     profile = measure(run, batches, ranks)
     found = _searched(profile, given.search_s, ranks)
     buckets_T = [given.buckets] * len(rows)

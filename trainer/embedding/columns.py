@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from embertide import _store
 from embertide.trainer.data.keys import buckets_of
-from embertide.trainer.embedding.hot import COUNTED, STATE, Rows, swap_rows
+from embertide.trainer.embedding.hot import COUNTED, Rows, packed, swap_rows, unpacked
 from embertide.trainer.embedding.records import chunks_of, records_of
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.sync.channel import Channel
@@ -403,7 +403,7 @@ class ColumnTables:
                         assert self.parts is not None
                         key_N = key_U[home_U == rank]
                         found = self.parts.export_rows(self._place[t], key_N)
-                        parts_R[rank] |= _packed(t, *found)
+                        parts_R[rank] |= packed(t, *found)
                         self.stats.sent_rows["home"] += len(key_N)
                 came_R = self._swap(parts_R)
                 with self._channel.together():
@@ -451,7 +451,7 @@ class ColumnTables:
             if width:
                 elements[:, : part.dim] = elements_NE[:, part.first : part.first + part.dim]
             part_layout = self._part_layout(table, count)
-            parts_R[part.columns.rank] |= _packed(
+            parts_R[part.columns.rank] |= packed(
                 table,
                 records_of(part_layout, keys_N, live.astype(np.uint16), payload),
                 (accumulator_N, age_N, utility, steps_N, elements),
@@ -465,7 +465,7 @@ class ColumnTables:
                 if f"{t}.records" not in came:
                     continue
                 assert self.parts is not None
-                records, state = _unpacked(t, came)
+                records, state = unpacked(t, came)
                 self.parts.import_records(at, 0, records)
                 self.parts.set_states(at, _store.record_keys(self._part_layout(t), records), state)
 
@@ -480,7 +480,7 @@ class ColumnTables:
         elements: list[Floats] = []
         first: Any = None
         for part in parts:
-            records, state = _unpacked(table, came_R[part.columns.rank])
+            records, state = unpacked(table, came_R[part.columns.rank])
             count = part.columns.chunks
             keys_N, live_N, chunks_Ncb = chunks_of(self._part_layout(table, count), records)
             first = first or (keys_N, state)
@@ -544,19 +544,6 @@ class ColumnTables:
             "home": self.stats.sent_rows["home"],
             "sent_bytes": self.stats.sent_bytes,
         }
-
-
-def _packed(table: int, records: bytes, state: Any) -> Rows:
-    """Return rows as a message has them."""
-    named = zip(STATE, state, strict=True)
-    return {f"{table}.records": np.frombuffer(records, np.uint8)} | {
-        f"{table}.{name}": values for name, values in named
-    }
-
-
-def _unpacked(table: int, rows: Rows) -> tuple[bytes, Any]:
-    """Return records and states of a message."""
-    return rows[f"{table}.records"].tobytes(), tuple(rows[f"{table}.{name}"] for name in STATE)
 
 
 def _check_same(table: _store.TableConfig, first: NDArray[Any], other: NDArray[Any]) -> None:

@@ -303,10 +303,7 @@ class HotRows:
             return {}
         records, state = store.export_rows(table, key_U)
         self.stats.sent_rows["home" if store is self.guests else "out"] += len(state[0])
-        named = zip(STATE, state, strict=True)
-        return {f"{table}.records": np.frombuffer(records, np.uint8)} | {
-            f"{table}.{name}": values for name, values in named
-        }
+        return packed(table, records, state)
 
     def _swap(self, parts_R: Sequence[Rows]) -> list[Rows]:
         """Send each rank its rows, and return what came, by rank."""
@@ -341,6 +338,19 @@ class HotRows:
         }
 
 
+def packed(table: int, records: bytes, state: Any) -> Rows:
+    """Return rows of a table, and what learning keeps of them, as a message has them."""
+    named = zip(STATE, state, strict=True)
+    return {f"{table}.records": np.frombuffer(records, np.uint8)} | {
+        f"{table}.{name}": values for name, values in named
+    }
+
+
+def unpacked(table: int, rows: Rows) -> tuple[bytes, Any]:
+    """Return records and states of a table in a message."""
+    return rows[f"{table}.records"].tobytes(), tuple(rows[f"{table}.{name}"] for name in STATE)
+
+
 def swap_rows(channel: Channel, parts_R: Sequence[Rows], kind: str) -> tuple[list[Rows], int]:
     """Send each rank its rows; return what came, by rank, and how many bytes went to others."""
     data_R = [safetensors.numpy.save(rows) if rows else b"" for rows in parts_R]
@@ -367,8 +377,7 @@ def _unpacked(rows: Rows) -> "list[tuple[int, bytes, _store.BucketState]]":
     found: list[tuple[int, bytes, Any]] = []
     for name in sorted(name for name in rows if name.endswith(".records")):
         table = name.removesuffix(".records")
-        state = tuple(rows[f"{table}.{each}"] for each in STATE)
-        found.append((int(table), rows[name].tobytes(), state))
+        found.append((int(table), *unpacked(int(table), rows)))
     return found
 
 
