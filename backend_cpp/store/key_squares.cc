@@ -52,7 +52,7 @@ KeySquares SquaresOfKeys(const RowLayout& layout, std::span<const int64_t> keys,
   ChunkSquares squares;
   for (uint32_t k = 0; k < distinct; ++k) {
     ops.sum(layout, of_keys.data() + ends[k], ends[k + 1] - ends[k], sums.data(), &squares);
-    std::copy_n(squares.begin(), layout.chunks, result.squares.begin() + size_t{k} * layout.chunks);
+    std::copy_n(squares.begin(), layout.chunks, result.squares.data() + size_t{k} * layout.chunks);
   }
   return result;
 }
