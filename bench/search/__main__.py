@@ -4,7 +4,8 @@ Profiles are drawn or assumed (bench/search/profiles.py), but for `measured`, wh
 steps of two ranks (bench/search/measured.py). `hot` counts what ranks ask one another for
 (bench/search/hot.py), `columns` has real ranks learn column-wise tables (bench/search/columns.py),
 and `refused` tries bad input (bench/search/refused.py). `pipe` measures steps over an SSD
-(bench/search/pipe.py), with nothing else at work. `auto` is whether tests of
+(bench/search/pipe.py), with nothing else at work, and `live` how late a stream is learned there
+(bench/search/live.py). `auto` is whether tests of
 `embertide train --plan auto` hold: EMBERTIDE_KILLS=80 kills its ranks ten times.
 """
 
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable
 
 from bench import parts, report
 from bench.held import held
-from bench.search import columns, hot, measured, pipe, refused
+from bench.search import columns, hot, live, measured, pipe, refused
 from bench.search.profiles import criteo, tiny
 from embertide.trainer.config import Codecs
 from embertide.trainer.config.sync import AllReduce
@@ -223,8 +224,8 @@ _AUTO = (
 
 def _options() -> argparse.ArgumentParser:
     more = argparse.ArgumentParser(add_help=False)
-    more.add_argument("--rows", type=int, default=200_000, help="of a table, for pipe")
-    more.add_argument("--steps", type=int, default=40, help="of a turn, for pipe")
+    more.add_argument("--rows", type=int, default=200_000, help="of a table, for pipe and live")
+    more.add_argument("--steps", type=int, default=40, help="of a turn, for pipe and live")
     return more
 
 
@@ -241,6 +242,7 @@ if __name__ == "__main__":
                 "columns": columns.measure,
                 "refused": refused.run,
                 "pipe": pipe.run,
+                "live": live.run,
                 "measured": measured.run,
                 "auto": lambda _: (held(*each, claim="E.6") for each in _AUTO),
             },

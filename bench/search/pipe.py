@@ -22,7 +22,7 @@ import dataclasses
 import shutil
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -43,7 +43,8 @@ from embertide.trainer.model.learner import Learner
 from embertide.trainer.run.window import Window
 
 _FOLDER = BUILD / "bench" / "pipe"
-_BATCH, _REPETITIONS = 4096, 5
+BATCH = 4096
+_REPETITIONS = 5
 _WARM = 3  # turns that do not count
 _SHARE = 0.1
 _ENTRY_BYTES = 24.5  # an index entry, as full as tables of this size are
@@ -53,42 +54,60 @@ _READERS, _ROUNDS = 2, 5  # one reader's last blocks leave the drive room for an
 _STEP_BAR, _DRIVE_BAR = 1.1, 0.9
 
 
-class _Side:
+class Side:
     """A learner of batches, and the window that it takes them through."""
 
     def __init__(self, run: RunConfig, shape: Shape) -> None:
+        """Make all rows."""
         self.learner = Learner(run)
         ours.make_rows(self.learner.rows.store, shape.tables, shape.rows)
         self.window = Window(self.learner, run)
         self.scores = list[NDArray[np.float32]]()
+        self.learned_s = list[float]()
         self._in_ddr = run.ssd_budget_bytes == 0
 
-    def learn(self, batches: list[Batch]) -> None:
-        """Learn batches as a run does between two versions; `scores` are those of the last call."""
+    def learn(self, batches: Iterable[Batch]) -> None:
+        """Learn batches as a run does between two versions.
+
+        `scores` and `learned_s`, the times when they were learned, are those of the last call.
+        """
         self.scores.clear()
+        self.learned_s.clear()
         for batch in batches:
             if self._in_ddr:
-                self.scores.append(self.learner.learn(batch))
+                self._add(self.learner.learn(batch))
                 continue
             self.window.enter(batch, batch, None, self._learn_next)
-        while len(self.window) > 0:
-            self._learn_next()
+        while self.learn_meanwhile():
+            pass
+
+    def learn_meanwhile(self) -> bool:
+        """Learn the oldest batch that waits; false: none does."""
+        if len(self.window) == 0:
+            return False
+        self._learn_next()
+        return True
 
     def _learn_next(self, on_rows_ready: Any = lambda: None) -> None:
         oldest = self.window.take()
         ready = oldest.ready.result()
         assert ready is not None
-        self.scores.append(self.learner.learn(ready, on_rows_ready))
+        self._add(self.learner.learn(ready, on_rows_ready))
         self.window.done(oldest)
 
+    def _add(self, scores: NDArray[np.float32]) -> None:
+        self.scores.append(scores)
+        self.learned_s.append(time.monotonic())
+
     def blocks_read(self) -> int:
+        """Return how many blocks were read from its SSD."""
         return int(self.learner.rows.stats()["ssd"]["blocks_read"])
 
 
 class _Drive:
     """The rate of the drive when it is asked for many blocks at once and nothing else works."""
 
-    def __init__(self, side: _Side, shape: Shape) -> None:
+    def __init__(self, side: Side, shape: Shape) -> None:
         self._side, self._shape = side, shape
         self._rng = np.random.default_rng(5)
 
@@ -110,7 +129,8 @@ class _Drive:
         return (self._side.blocks_read() - before) / (time.perf_counter() - began_s)
 
 
-def _sides(shape: Shape) -> tuple[dict[str, _Side], _Drive]:
+def sides_of(shape: Shape) -> tuple[dict[str, Side], _Drive]:
+    """Return the learners, and the drive; `folder` is to be there."""
     rows = shape.tables * shape.rows
     row_bytes = 4 * shape.dim + 12 + 4  # payload, what training keeps, rounded to a slot
     in_ddr = RunConfig(
@@ -118,7 +138,7 @@ def _sides(shape: Shape) -> tuple[dict[str, _Side], _Drive]:
     )
     tenth = dataclasses.replace(
         in_ddr,
-        batch_size=_BATCH,
+        batch_size=BATCH,
         ddr_budget_bytes=int(rows * (_ENTRY_BYTES + _SHARE * row_bytes)) + _SPARE_BYTES,
         ssd_budget_bytes=max(3 * rows * row_bytes, 32 << 20),
     )
@@ -126,19 +146,17 @@ def _sides(shape: Shape) -> tuple[dict[str, _Side], _Drive]:
     found = {}
     for name, run in (("DDR", in_ddr), ("today", tenth), ("window", held), ("drive", tenth)):
         directory = str(_FOLDER / name) if run.ssd_budget_bytes else ""
-        found[name] = _Side(dataclasses.replace(run, ssd_directory=directory), shape)
+        found[name] = Side(dataclasses.replace(run, ssd_directory=directory), shape)
     return found, _Drive(found.pop("drive"), shape)
 
 
-def _steps(
-    sides: dict[str, _Side], drive: _Drive, shape: Shape, steps: int
-) -> Iterator[report.Row]:
+def _steps(sides: dict[str, Side], drive: _Drive, shape: Shape, steps: int) -> Iterator[report.Row]:
     times: dict[str, list[float]] = {name: [] for name in sides}
     blocks, rates = list[float](), list[float]()
     equal = list[float]()
     turns = _WARM + _REPETITIONS
     count = turns * steps
-    batches = list(ours.batches(*keys.draw(shape, _BATCH * count), count))
+    batches = list(ours.batches(*keys.draw(shape, BATCH * count), count))
     for n in range(turns):
         turn = batches[n * steps : (n + 1) * steps]
         before = sides["window"].blocks_read()
@@ -157,7 +175,7 @@ def _steps(
         rates.append(drive.blocks_per_s())
     drive_ms = [1e3 * count / rate for count, rate in zip(blocks, rates, strict=True)]
     suffices = statistics.median(drive_ms) <= statistics.median(times["DDR"])
-    case = f"DLRM, {_BATCH:,} events a step, a tenth of {shape.tables * shape.rows:,} rows in DDR"
+    case = f"DLRM, {BATCH:,} events a step, a tenth of {shape.tables * shape.rows:,} rows in DDR"
     yield report.compare(
         (case, "step with a window", "ms"),
         times["window"],
@@ -200,7 +218,7 @@ def _steps(
         side.learner.rows.store.check_integrity()
 
 
-def _figures(case: str, side: _Side) -> Iterator[report.Row]:
+def _figures(case: str, side: Side) -> Iterator[report.Row]:
     found = side.window.figures()
     looked_up = found["hits"] + found["misses"]
     yield report.measure(
@@ -226,13 +244,21 @@ def _figures(case: str, side: _Side) -> Iterator[report.Row]:
         yield report.measure((case, metric, unit), [value], better="lower", target=0)
 
 
+@contextlib.contextmanager
+def folder() -> Iterator[None]:
+    """Give the sides' SSDs an empty folder, and take it away."""
+    shutil.rmtree(_FOLDER, ignore_errors=True)
+    _FOLDER.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(_FOLDER, ignore_errors=True)
+
+
 def run(given: Any) -> Iterator[report.Row]:
     """Yield the rows of the report."""
     torch.set_num_threads(2)
     shape = Shape(name="Criteo DLRM", rows=given.rows)
-    shutil.rmtree(_FOLDER, ignore_errors=True)
-    _FOLDER.mkdir(parents=True)
-    with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, _FOLDER, ignore_errors=True)
+    with folder():
         CONSOLE.print(f"[dim]{shape.tables * shape.rows:,} rows, four times")
-        yield from _steps(*_sides(shape), shape, given.steps)
+        yield from _steps(*sides_of(shape), shape, given.steps)
