@@ -8,7 +8,7 @@ find_program(EMBERTIDE_GRPC_PLUGIN grpc_cpp_plugin REQUIRED)
 set(generated ${CMAKE_CURRENT_BINARY_DIR}/generated)
 set(proto ${PROJECT_SOURCE_DIR}/proto)
 file(MAKE_DIRECTORY ${generated})
-foreach(name update plan snapshot node control)
+foreach(name update plan snapshot node control key_sample)
   add_custom_command(
     OUTPUT ${generated}/embertide/v1/${name}.pb.cc ${generated}/embertide/v1/${name}.pb.h
     COMMAND protobuf::protoc -I ${proto} --cpp_out=${generated} embertide/v1/${name}.proto

@@ -14,8 +14,8 @@
 namespace embertide {
 namespace {
 
-Status WriteAndSync(const std::string& path, std::span<const std::byte> bytes) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
+Status WriteAndSync(const std::string& path, std::span<const std::byte> bytes, uint32_t mode) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, mode);
   if (fd < 0) return FileFailed(path);
   Status status = WriteAll(fd, path, bytes);
   if (status.ok() && fsync(fd) != 0) status = FileFailed(path);
@@ -39,14 +39,15 @@ Status WriteAll(int fd, const std::string& path, std::span<const std::byte> byte
   return Status::Ok();
 }
 
-Status WriteFileAtomically(const std::string& path, std::span<const std::byte> bytes) {
+Status WriteFileAtomically(const std::string& path, std::span<const std::byte> bytes,
+                           uint32_t mode) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) return {Code::kDeviceError, folder.string() + ": " + error.message()};
   // One name a process: writers of one path in one process are serialised by their owner.
   const std::string temporary = path + ".tmp" + std::to_string(getpid());
-  Status status = WriteAndSync(temporary, bytes);
+  Status status = WriteAndSync(temporary, bytes, mode);
   if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0) status = FileFailed(path);
   if (!status.ok()) {
     unlink(temporary.c_str());

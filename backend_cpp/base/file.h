@@ -18,8 +18,10 @@ Status FileFailed(const std::string& path);
 Status WriteAll(int fd, const std::string& path, std::span<const std::byte> bytes);
 
 // Writes under a temporary name, fsyncs, renames, fsyncs the folder; makes missing folders.
-// kDeviceError naming the path and errno; the old file, if any, is then still there.
-Status WriteFileAtomically(const std::string& path, std::span<const std::byte> bytes);
+// kDeviceError naming the path and errno; the old file, if any, is then still there. `mode`: who
+// may read it, before the umask.
+Status WriteFileAtomically(const std::string& path, std::span<const std::byte> bytes,
+                           uint32_t mode = 0644);
 
 // kNotFound, or kDeviceError; kCorrupt when it is longer than `max_bytes`.
 Result<std::string> ReadWholeFile(const std::string& path, size_t max_bytes);

@@ -13,6 +13,7 @@
 //   transforms of dense features                        | transforms_fuzz.cc
 //   replies of Redis; its URL                           | redis_fuzz.cc, redis_url_fuzz.cc
 //   plans, from the state store or a file               | plan_fuzz.cc
+//   samples of keys for a start                         | key_sample_fuzz.cc
 //   requests of peers and tools; answers of peers       | lookup_fuzz.cc, answer_fuzz.cc
 //   URIs of certificates, tokens                        | identity_fuzz.cc
 //   connections to a node's ports, by bytes             | frames_fuzz.cc

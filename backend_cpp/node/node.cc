@@ -27,6 +27,7 @@
 #include "node/remote.h"
 #include "node/served_bf16.h"
 #include "node/version_gate.h"
+#include "node/warm_up.h"
 
 namespace embertide {
 namespace {
@@ -188,6 +189,7 @@ Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
   }
   parts.load = std::move(load);
   if (!options.state.empty()) parts.latency = std::make_unique<LatencyMeter>();
+  if (options.warm_up_bytes > 0) parts.sample = std::make_unique<KeySample>(options.warm_up_bytes);
   for (const Feature& feature : parts.features) node->total_dim_ += feature.dim;
   node->state_ = std::make_unique<NodeState>(std::move(parts));
   node->made_columns_ = std::make_unique<const MadeColumns>(std::move(*made_columns));
@@ -218,6 +220,9 @@ Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
   if (!options.publication.empty()) EMBERTIDE_RETURN_IF_ERROR(node->Follow());
   if (seals) node->sealer_ = std::make_unique<Sealer>(node->state_.get());
   if (options.ssd_budget_bytes > 0) node->mender_ = std::make_unique<Mender>(node->state_.get());
+  if (node->state_->sample() != nullptr) {
+    node->warm_up_ = std::make_unique<WarmUp>(node->state_.get(), options.stop);
+  }
   if (!options.publication.empty()) node->BecomeReady();
   if (options.stop.stop_requested()) return Ending();
   return node;
@@ -355,12 +360,26 @@ void Node::NoteSlow(const SlowRequest& request) const {
   state_->slow().Add(request, std::chrono::steady_clock::now());
 }
 
+void Node::NoteLookups(std::span<const BagFeature> features,
+                       std::span<const KeyBags> requests) const {
+  KeySample* sample = state_->sample();
+  if (sample == nullptr) return;
+  for (const KeyBags& request : requests) {
+    if (sample->Takes()) sample->Add(KeySample::KeysOf(features, request));
+  }
+}
+
+WarmUpStats Node::warm_up_stats() const {
+  return warm_up_ == nullptr ? WarmUpStats() : warm_up_->stats();
+}
+
 void Node::NoteLatency(std::chrono::nanoseconds latency, size_t requests) const {
   state_->NoteLatency(latency, requests);
 }
 
 // Who calls ends before what is called: peers' calls, versions, upkeep.
 Node::~Node() {
+  warm_up_.reset();
   readiness_.reset();
   mender_.reset();
   sealer_.reset();

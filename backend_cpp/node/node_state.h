@@ -20,6 +20,7 @@
 #include "base/mutex.h"
 #include "base/slowest.h"
 #include "embertide/node.h"
+#include "node/key_sample.h"
 
 namespace embertide {
 
@@ -35,6 +36,7 @@ class NodeState {
     std::unique_ptr<VersionGate> gate;      // null without a guard
     std::unique_ptr<LoadMeter> load;        // null for a node alone
     std::unique_ptr<LatencyMeter> latency;  // the same
+    std::unique_ptr<KeySample> sample;      // null without warm_up_bytes
     std::unique_ptr<ServingStore> store;    // after load, which it tells of reads
   };
   explicit NodeState(Parts parts);
@@ -50,6 +52,7 @@ class NodeState {
   VersionGate* gate() const { return parts_.gate.get(); }         // null without a guard
   LoadMeter* load() const { return parts_.load.get(); }           // null for a node alone
   LatencyMeter* latency() const { return parts_.latency.get(); }  // the same
+  KeySample* sample() const { return parts_.sample.get(); }       // null without warm_up_bytes
 
   // Null before the first version.
   std::shared_ptr<const Versions> versions() const {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <span>
 #include <string>
 #include <utility>
@@ -127,6 +128,23 @@ Status PeerLookup::Answer(const v1::LookupPart& part, uint32_t table, View* at,
   return status;
 }
 
+// Copies of rows that a peer keeps are asked about whether somebody reads them or not.
+void PeerLookup::NoteLookup(const v1::LookupRequest& request,
+                            std::span<const uint32_t> tables) const {
+  KeySample* sample = state_.sample();
+  if (sample == nullptr || !sample->Takes()) return;
+  std::map<uint32_t, std::vector<int64_t>> by_table;
+  for (int p = 0; p < request.parts_size(); ++p) {
+    const v1::LookupPart& part = request.parts(p);
+    if (part.has_since()) continue;
+    std::vector<int64_t>& keys = by_table[tables[static_cast<size_t>(p)]];
+    keys.insert(keys.end(), part.keys().begin(), part.keys().end());
+  }
+  KeySample::Lookup lookup;
+  for (auto& [table, keys] : by_table) lookup.push_back({table, std::move(keys)});
+  sample->Add(std::move(lookup));
+}
+
 Status PeerLookup::Lookup(const v1::LookupRequest& request, v1::LookupResponse* response) const {
   if (!request.asker().empty() && request.asker_versions().has_newest()) {
     peers_->OnVersionHint(request.asker(), request.asker_versions());
@@ -166,6 +184,7 @@ Status PeerLookup::Lookup(const v1::LookupRequest& request, v1::LookupResponse* 
                                         std::to_string(kMaxPartsACall) + " and " +
                                         std::to_string(kMaxKeysACall)};
   }
+  NoteLookup(request, tables);
   View at;  // parts of one call are mostly of one version
   for (int p = 0; p < request.parts_size(); ++p) {
     EMBERTIDE_RETURN_IF_ERROR(

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "embertide/v1/node.pb.h"
 #include "node/common_versions.h"
@@ -34,6 +35,8 @@ class PeerLookup {
     uint64_t number = 0;
     uint64_t lineage = 0;
   };
+  // Keeps its keys for the next start, if they are among those that are. `tables`: by part.
+  void NoteLookup(const v1::LookupRequest& request, std::span<const uint32_t> tables) const;
   std::optional<uint32_t> TableOfId(uint32_t id) const;
   // Sets the table's place in the manifest.
   Status Prove(const v1::LookupPart& part, uint32_t* table) const;

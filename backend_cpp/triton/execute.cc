@@ -673,8 +673,8 @@ Status Executor::FillHistory(const Pinned& pinned, uint32_t number, std::span<Jo
   for (const Job* job : jobs) {
     bags.push_back({users.emplace_back(made.UsersOf(sequence, job->whole)), {}});
   }
+  const BagFeature feature{sequence.table, Pooling::kNone, 0};
   if (remote_ != nullptr) {
-    const BagFeature feature{sequence.table, Pooling::kNone, 0};
     // The items' rows get the other half. The first job has the earliest deadline.
     Deadline deadline = jobs[0]->deadline;
     if (deadline != kNoDeadline) {
@@ -705,6 +705,7 @@ Status Executor::FillHistory(const Pinned& pinned, uint32_t number, std::span<Jo
     const FetchedRequest& fetched = Node::ResultOf(*remote_, j);
     if (fetched.status.code() == Code::kVersionGone) NoteFetched(fetched, job);
   }
+  node_.NoteLookups({&feature, 1}, bags);
   if (remote_ != nullptr) Node::Release(remote_.get());
   metrics_->AddKeys(sequence.table, counts[sequence.table]);
   return Status::Ok();
@@ -804,6 +805,7 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs, FetchTe
       parts_[number].status = AnswerPart(rows, *pinned.info, number);
     });
   }
+  node_.NoteLookups(features_, bags_);
   if (remote_ != nullptr) Node::Release(remote_.get());
   EMBERTIDE_RETURN_IF_ERROR(of_contexts);
   uint64_t longest_ns = 0;

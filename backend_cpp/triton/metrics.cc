@@ -104,6 +104,10 @@ constexpr FamilyInfo kFamilies[] = {
     {"embertide_opened_from", kGauge,
      "1, by what the rows came from at the start: seal, snapshot, or snapshot as the seal was "
      "refused"},
+    {"embertide_warm_up", kGauge,
+     "Lookups that were made again at the start, by what: lookups, keys, first_from_ssd, "
+     "last_from_ssd, ms; and kept for the next one: sampled_lookups, sampled_bytes, too_large, "
+     "failed_files"},
     {"embertide_seals_total", kCounter,
      "Seals of the SSD tier, by result: written, failed, dropped for room"},
     {"embertide_seal_bytes_total", kCounter, "Bytes of rows written to seals"},
@@ -263,6 +267,7 @@ ModelMetrics::ModelMetrics(MetricFamilies& families, const std::string& model, c
   if (node.follower_stats() != nullptr) AddOfBus();
   if (node.guard_stats()) AddOfGuard();
   if (!node.options().state.empty()) AddOfFleet();
+  if (node.options().warm_up_bytes > 0) AddOfWarmUp();
   AddOfTasks();
   families_.Enter(model_, this);
   Publish();
@@ -513,6 +518,22 @@ void ModelMetrics::AddOfFleet() {
   add("embertide_peers_alive", {}, &FleetStats::peers_alive);
   add("embertide_hot_rows", {}, &FleetStats::hot_rows);
   add("embertide_hot_bytes", {}, &FleetStats::hot_bytes);
+}
+
+void ModelMetrics::AddOfWarmUp() {
+  const auto add = [this](const char* what, uint64_t WarmUpStats::* value) {
+    Add("embertide_warm_up", {{"what", what}},
+        [this, value](const Sample&) { return node_.warm_up_stats().*value; });
+  };
+  add("lookups", &WarmUpStats::lookups);
+  add("keys", &WarmUpStats::keys);
+  add("first_from_ssd", &WarmUpStats::first_from_ssd);
+  add("last_from_ssd", &WarmUpStats::last_from_ssd);
+  add("ms", &WarmUpStats::took_ms);
+  add("sampled_lookups", &WarmUpStats::sampled_lookups);
+  add("sampled_bytes", &WarmUpStats::sampled_bytes);
+  add("too_large", &WarmUpStats::too_large);
+  add("failed_files", &WarmUpStats::failed_files);
 }
 
 void ModelMetrics::AddOfTasks() {

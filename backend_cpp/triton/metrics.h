@@ -114,6 +114,7 @@ class ModelMetrics {
   void AddOfHbm(size_t devices);
   void AddOfBus();
   void AddOfFleet();
+  void AddOfWarmUp();
   void AddOfTasks();
   void Publish();
 

@@ -221,6 +221,9 @@ Status ParseParameters(const Json& json, const std::string& directory, ModelConf
   if (config->node.ssd_budget_bytes > 0 && config->node.ssd_directory.empty()) {
     return Refuse("parameter \"ssd_budget_bytes\" needs \"ssd_directory\"");
   }
+  if (config->node.warm_up_bytes > 0 && config->node.warm_up_file.empty()) {
+    return Refuse("parameter \"warm_up_bytes\" needs \"warm_up_file\"");
+  }
   return Status::Ok();
 }
 

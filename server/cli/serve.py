@@ -290,6 +290,7 @@ def command(
                     bus=without_password("bus", flags["bus"], directory),
                     state=without_password("state", flags["state"], directory),
                     ssd_directory=ssd,
+                    warm_up_file=directory / "warm_up.keys" if flags["warm_up_mib"] else None,
                     plan_file=directory / "plan.bin",
                     schema=_schema(path),
                     context=context_columns(path, flags),

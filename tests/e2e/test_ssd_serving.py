@@ -202,3 +202,35 @@ def test_a_bad_block_fails_the_requests_for_its_rows_alone_and_is_mended(
         client.close()
     said_once = f"byte {3 * 4096} of {log} is not what was written"
     assert (tmp_path / "log").read_text().count(said_once) == 1
+
+
+def test_a_node_that_starts_again_has_the_rows_that_it_was_asked_for_in_ddr(
+    server_options: triton.ServerOptions,
+    tmp_path: Path,
+    one_table_manifest: Callable[..., None],
+) -> None:
+    model = write_model(tmp_path, one_table_manifest).replace(
+        ddr_policy="clock",
+        ssd_seal_interval_ms=0,
+        warm_up_bytes=1 << 20,
+        warm_up_file=tmp_path / "warm_up.keys",
+    )
+    asked = np.arange(0, ROWS, 40, dtype=np.int64).reshape(-1, 50, 1)
+    from_ssd = []
+    for start_number in range(2):
+        folder = tmp_path / str(start_number)
+        folder.mkdir()
+        with start(server_options, folder, model) as server:
+            client = grpcclient.InferenceServerClient(server.grpc)
+            wanted = [grpcclient.InferRequestedOutput(name) for name in ("EMBEDDING", "SOURCE")]
+            from_ssd.append(0)
+            for n in range(64):  # one of sixteen is taken
+                for keys in asked:
+                    answer = client.infer("large", [keys_input(keys)], outputs=wanted)
+                    if n == 0:
+                        from_ssd[-1] += int((answer.as_numpy("SOURCE") == SOURCE_SSD).sum())
+            looked_up = counted(server, "embertide_warm_up", what="lookups")
+            assert (looked_up > 0) == (start_number == 1)
+            assert counted(server, "embertide_warm_up", what="failed_files") == 0
+    assert from_ssd[0] > asked.size / 10
+    assert from_ssd[1] <= asked.size / 10

@@ -103,6 +103,7 @@ struct FetchedRequest {
 
 class BackgroundTask;
 class Fleet;
+class KeySample;
 class LatencyMeter;
 class LoadMeter;
 class FormerLayouts;
@@ -115,9 +116,23 @@ class Sealer;
 class ServedBf16;
 class TaskBoard;
 class VersionGate;
+class WarmUp;
 struct VersionId;
 // Opaque outside of node.
 using RemoteLookupPtr = std::unique_ptr<RemoteLookup, void (*)(RemoteLookup*)>;
+
+// Lookups that are made again when a node starts (node/warm_up.h). All zeros without.
+struct WarmUpStats {
+  uint64_t lookups = 0;         // of the sample, that were made again
+  uint64_t keys = 0;            // looked up by them, in all passes
+  uint64_t first_from_ssd = 0;  // keys that the first pass read from the SSD
+  uint64_t last_from_ssd = 0;   // and the last one
+  uint64_t took_ms = 0;
+  uint64_t sampled_lookups = 0;  // kept for the next start, now
+  uint64_t sampled_bytes = 0;
+  uint64_t too_large = 0;     // lookups that were left out of the sample
+  uint64_t failed_files = 0;  // samples that could not be read, or written
+};
 
 // Counters of a node that has peers, since the start.
 struct FleetStats {
@@ -233,6 +248,9 @@ class Node {
   bool IsSlow(double whole_us) const;
   // Keeps it, for whoever asks for the node's load. Requires: IsSlow.
   void NoteSlow(const SlowRequest& request) const;
+  // The rows of `requests` are looked up: some of these lookups are kept, for the next start.
+  void NoteLookups(std::span<const BagFeature> features, std::span<const KeyBags> requests) const;
+  WarmUpStats warm_up_stats() const;
   // Waits, a quarter of a second and until the deadline at most, for a look at the newest plan.
   void RefreshPlan(Deadline deadline) const;
   // Where peers reach it; empty for a node alone.
@@ -316,6 +334,7 @@ class Node {
   std::unique_ptr<Sealer> sealer_;        // null without an SSD tier, or without seals
   std::unique_ptr<Mender> mender_;        // null without an SSD tier
   std::unique_ptr<Readiness> readiness_;  // null without a publication
+  std::unique_ptr<WarmUp> warm_up_;       // null without warm_up_bytes
 };
 
 }  // namespace embertide
