@@ -4,8 +4,9 @@ Runs that are done are kept in `build/bench/train`, so a part that was stopped g
 a news portal's clicks (docs/results/training.md says which); bars are set for that file. Parts but
 `quality` and `pruning` run when they are named: `beyond`, a pruned model larger than memory;
 `budget`, versions under a byte budget; `labels`, those that come late; `criteo`, for a file of
-Criteo's ads; `sequences`, nets that look back, with equally many parameters; `speed`, beside which
-nothing else should run, and `memory`, which make their own events.
+Criteo's ads; `quantised`, rows learned in fp32 and served in fewer bits; `sequences`, nets that
+look back, with equally many parameters; `speed`, beside which nothing else should run, and
+`memory`, which make their own events.
 """
 
 import argparse
@@ -20,7 +21,16 @@ from bench import parts, report
 from bench.servers import BenchError
 from bench.train.runs import Stream
 
-_OF_EVENTS = ("quality", "pruning", "beyond", "budget", "criteo", "labels", "sequences")
+_OF_EVENTS = (
+    "quality",
+    "pruning",
+    "beyond",
+    "budget",
+    "criteo",
+    "labels",
+    "quantised",
+    "sequences",
+)
 _OWN = ("speed", "memory")
 
 
