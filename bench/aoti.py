@@ -9,7 +9,7 @@ Shapes: B samples, F features and tables, R rows a table, d values a row, D dens
 import os
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -31,7 +31,7 @@ FORMS: tuple[Form, ...] = get_args(Form)
 
 # MKL is not among the choices of "tuned": beside it, torch 2.13 makes a program that fails at other
 # batches than the example's.
-_TUNED = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
+TUNED = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
 _MOST = 1 << 20
 _EXAMPLE = 3
 
@@ -93,31 +93,60 @@ def _compiling(threads: int) -> Iterator[None]:
 def program(shape: Shape, directory: Path, form: Form, threads: int) -> Path:
     """Return the package of a shape with one key a feature, as a folder; compile it if need be.
 
-    Of a file, torch would unpack a copy for each model, and hold its place until the server ends.
-
     Args:
         shape: The shape whose files the peer holds.
         directory: Those files: tables.npy [F,R,d] and net.safetensors.
         form: How it is written.
         threads: Threads of one run.
     """
-    cpu = torch.backends.cpu.get_cpu_capability().lower()
-    path = directory / f"{form}-t{threads}-{cpu}"
+    keys_BFL, dense_BD = keys.draw(shape, _EXAMPLE)
+    batch = torch.export.Dim("batch", min=1, max=_MOST)
+    return compiled(
+        directory / f"{form}-t{threads}-{_cpu()}",
+        lambda: _model(shape, directory, form),
+        (torch.from_numpy(keys_BFL[:, :, 0].copy()), torch.from_numpy(dense_BD)),
+        ({0: batch}, {0: batch}),
+        threads=threads,
+        configs=TUNED if form == "tuned" else {},
+    )
+
+
+def _cpu() -> str:
+    return torch.backends.cpu.get_cpu_capability().lower()
+
+
+def compiled(
+    path: Path,
+    model: Callable[[], nn.Module],
+    example: tuple[Tensor, ...],
+    dynamic_shapes: tuple[Any, ...],
+    *,
+    threads: int,
+    configs: Mapping[str, Any],
+) -> Path:
+    """Return the folder of a model's package, and compile it if it is not there.
+
+    Of a file, torch would unpack a copy for each model, and hold its place until the server ends.
+
+    Args:
+        path: Where it goes.
+        model: Makes the model.
+        example: Inputs of it.
+        dynamic_shapes: As torch.export takes them.
+        threads: Threads of one run.
+        configs: Of the compiler, beside the number of threads.
+    """
     if path.is_dir():
         return path
-    keys_BFL, dense_BD = keys.draw(shape, _EXAMPLE)
-    example = torch.from_numpy(keys_BFL[:, :, 0].copy()), torch.from_numpy(dense_BD)
-    batch = torch.export.Dim("batch", min=1, max=_MOST)
     partial = path.with_name(f".{os.getpid()}-{path.name}")
     package = partial.with_suffix(".pt2")
-    configs: dict[str, Any] = {"cpp.threads": threads, **(_TUNED if form == "tuned" else {})}
     inductor: Any = torch._inductor  # not typed by torch
     with _compiling(threads), torch.no_grad():
-        exported = torch.export.export(
-            _model(shape, directory, form), example, dynamic_shapes=({0: batch}, {0: batch})
-        )
+        exported = torch.export.export(model(), example, dynamic_shapes=dynamic_shapes)
         inductor.aoti_compile_and_package(
-            exported, package_path=str(package), inductor_configs=configs
+            exported,
+            package_path=str(package),
+            inductor_configs={"cpp.threads": threads, **configs},
         )
     with zipfile.ZipFile(package) as files:
         files.extractall(partial)

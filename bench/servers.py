@@ -160,6 +160,7 @@ def _peer_parameters(variant: Variant, shape: Shape, files: Files) -> dict[str, 
         program = aoti.program(shape, files.peer, variant.form, variant.threads)
         return {
             "program": str(program),
+            "inputs": "KEYS,DENSE",
             "instances": str(variant.instances),
             "threads": str(variant.threads),
         }

@@ -1,9 +1,10 @@
 // libtriton_aoti.so: a ranking model, tables and net, as one AOTInductor program.
 //
-// For KEYS [B,F], numbers of rows, and DENSE [B,D] it answers SCORE [B,1]; Triton has checked their
-// types and shapes. Requests of one execution are joined and answered in one run. bench/aoti.py
-// makes the program. The model's parameters are "program", its folder; "instances", and "threads"
-// of torch for each of them.
+// For KEYS [B,F], numbers of rows, and what else the program takes, it answers SCORE [B,1]; Triton
+// has checked types and shapes. Requests of one execution are joined and answered in one run.
+// bench/aoti.py and bench/rank/aoti_peer.py make programs. The model's parameters are "program",
+// its folder; "inputs", with commas between, in the program's order; "instances", and "threads" of
+// torch for each of them.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <sys/mman.h>
@@ -14,6 +15,7 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <sstream>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -27,11 +29,14 @@ namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
 
 struct Model {
-  Model(const std::string& program, size_t instances, int torch_threads)
-      : loader(program, "model", /*run_single_threaded=*/false, instances),
-        threads(torch_threads) {}
+  Model(const std::string& program, const std::string& names, size_t instances, int torch_threads)
+      : loader(program, "model", /*run_single_threaded=*/false, instances), threads(torch_threads) {
+    std::istringstream each(names);
+    for (std::string name; std::getline(each, name, ',');) inputs.push_back(name);
+  }
   std::vector<std::unique_ptr<void, decltype(&std::free)>> tables;  // the program borrows them
   torch::inductor::AOTIModelPackageLoader loader;
+  std::vector<std::string> inputs;
   int threads;
 };
 
@@ -40,7 +45,8 @@ struct Model {
 void MoveTables(Model* model) {
   std::unordered_map<std::string, at::Tensor> moved;
   for (const auto& [name, tensor] : model->loader.get_runner()->extract_constants_map(false)) {
-    if (!tensor.is_contiguous() || tensor.nbytes() < kHugePage) continue;
+    // Packed weights have no storage that could be moved.
+    if (!tensor.has_storage() || !tensor.is_contiguous() || tensor.nbytes() < kHugePage) continue;
     const size_t bytes = (tensor.nbytes() + kHugePage - 1) / kHugePage * kHugePage;
     void* memory =
         model->tables.emplace_back(std::aligned_alloc(kHugePage, bytes), std::free).get();
@@ -58,24 +64,23 @@ struct Job {
   std::vector<triton::Tensor> inputs;
   Status status;
 
-  const triton::Tensor& Input(const char* name) const {
+  const triton::Tensor& Input(const std::string& name) const {
     for (const triton::Tensor& each : inputs) {
       if (each.name == name) return each;
     }
-    throw std::invalid_argument(std::string("input ") + name + " is missing");
+    throw std::invalid_argument("input " + name + " is missing");
   }
   int64_t Samples() const { return Input("KEYS").shape[0]; }
 };
 
 // An input of all jobs, one below the other; that of a single job is not copied.
-at::Tensor Joined(std::span<const Job> jobs, const char* name, at::ScalarType dtype,
-                  int64_t samples) {
+at::Tensor Joined(std::span<const Job> jobs, const std::string& name, int64_t samples) {
   const triton::Tensor& first = jobs[0].Input(name);
-  const std::array shape{samples, first.shape[1]};
+  const at::ScalarType dtype = first.dtype == "INT64" ? at::kLong : at::kFloat;
   if (jobs.size() == 1) {
-    return at::from_blob(const_cast<std::byte*>(first.data.data()), shape, dtype);
+    return at::from_blob(const_cast<std::byte*>(first.data.data()), first.shape, dtype);
   }
-  at::Tensor joined = at::empty(shape, dtype);
+  at::Tensor joined = at::empty({samples, first.shape[1]}, dtype);
   auto* to = static_cast<std::byte*>(joined.data_ptr());
   for (const Job& job : jobs) {
     const std::span<const std::byte> data = job.Input(name).data;
@@ -95,8 +100,8 @@ void UseThreads(int threads) {
 at::Tensor Run(Model* model, std::span<const Job> jobs, int64_t samples) {
   UseThreads(model->threads);
   const c10::InferenceMode inference;
-  std::vector<at::Tensor> inputs = {Joined(jobs, "KEYS", at::kLong, samples),
-                                    Joined(jobs, "DENSE", at::kFloat, samples)};
+  std::vector<at::Tensor> inputs;
+  for (const std::string& name : model->inputs) inputs.push_back(Joined(jobs, name, samples));
   std::vector<at::Tensor> outputs = model->loader.boxed_run(std::move(inputs));
   if (outputs.size() != 1 || outputs[0].numel() != samples ||
       outputs[0].scalar_type() != at::kFloat) {
@@ -119,9 +124,9 @@ Status Answer(const Job& job, const float* scores, TRITONBACKEND_Response* respo
 
 Status Load(const Parameters& parameters, void** state) {
   const c10::InferenceMode inference;
-  auto model =
-      std::make_unique<Model>(parameters.at("program"), std::stoul(parameters.at("instances")),
-                              std::stoi(parameters.at("threads")));
+  auto model = std::make_unique<Model>(parameters.at("program"), parameters.at("inputs"),
+                                       std::stoul(parameters.at("instances")),
+                                       std::stoi(parameters.at("threads")));
   MoveTables(model.get());
   *state = model.release();
   return Status::Ok();

@@ -3,8 +3,10 @@
 Two models of one snapshot stand in one tritonserver, behind our front end. `whole` gets the user's
 columns with each candidate, which is all that a model without contexts can be sent; `once` gets
 them once, and its dense program computes once what depends on them alone. Beside `production` there
-is `python` (bench/rank/python_peer.py), which gets what `whole` gets. perf_analyzer asks all over
-gRPC, in turn. Before that their scores must agree.
+are `python` (bench/rank/python_peer.py), which gets what `whole` gets, and programs of AOTInductor
+in C++ (bench/rank/aoti_peer.py), in which the user's part is written by hand; of their forms the
+one with the highest rate counts. perf_analyzer asks all over gRPC, in turn. Before that their
+scores must agree.
 
 Shapes: B candidates, F columns that a request carries.
 """
@@ -13,6 +15,7 @@ import dataclasses
 import functools
 import json
 import shutil
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 from bench import perf, report
 from bench.models import bucket_records
+from bench.rank import aoti_peer
 from bench.rank.dense import Case, cases
 from bench.report import CONSOLE
 from bench.servers import (
@@ -57,7 +61,8 @@ _ROWS, _BAG, _BAGS = 20_000, 50, 5  # of `production`: rows of a table, and feat
 _NEWS = NewsSource(NewsConfig(hours=6, views_per_hour=4000))
 # Issue F: requests a second, of today's; of `production` at 256 candidates.
 _TARGETS = {"production": 3.0, "news": 1.5, "news-crossed": 1.5}
-_PYTHON, _P99, _BYTES, _KEYS = 4.0, 0.6, 3.0, 5.0
+_PYTHON, _AOTI, _P99, _BYTES, _KEYS = 4.0, 1.0, 0.6, 3.0, 5.0
+_INSTANCES, _AOTI_THREADS = 2, 1  # of every model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,6 +171,12 @@ class Model:
         ]
         return _jagged("", bags)
 
+    def by_hand(self, request: Request) -> Arrays:
+        """Return the request of `aoti_peer`: keys of the user, and of candidates."""
+        shown = [request.candidates[name] for name in self.features if name not in self.context]
+        user = np.concatenate([request.bags[name] for name in self.context])
+        return {"USER": user[None], "KEYS": np.stack(shown, axis=1)}
+
     def once(self, request: Request) -> Arrays:
         """Return the request that has the user's columns once."""
         columns = [request.candidates[name] for name in self.features if name not in self.context]
@@ -176,6 +187,13 @@ class Model:
             "KEYS": np.stack(columns, axis=1).reshape(1, -1),
             **({} if self._is_news else {"LENGTHS": np.ones((1, count * len(columns)), np.int32)}),
         }
+
+
+def _by_name(model: Model, name: str, request: Request) -> Arrays:
+    """Return what the model of a name is sent."""
+    if name == "once":
+        return model.once(request)
+    return model.by_hand(request) if name.startswith("aoti") else model.whole(request)
 
 
 def _is_made(case: Case, feature: FeatureConfig) -> bool:
@@ -201,8 +219,46 @@ def _write_python_model(directory: Path, weights: Path) -> None:
         f'input [ {{ name: "KEYS" data_type: TYPE_INT64 {ragged} }} ]',
         f'input [ {{ name: "LENGTHS" data_type: TYPE_INT32 {ragged} }} ]',
         'output [ { name: "SCORE" data_type: TYPE_FP32 dims: [ -1 ] } ]',
-        "instance_group [ { count: 2 kind: KIND_CPU } ]",  # as ours
+        f"instance_group [ {{ count: {_INSTANCES} kind: KIND_CPU }} ]",
         f'parameters {{ key: "directory" value: {{ string_value: "{weights}" }} }}',
+    ]
+    (directory / "config.pbtxt").write_text("\n".join(lines) + "\n")
+
+
+def _write_aoti_model(
+    directory: Path, form: str, candidates: int | None, model: Model, weights: Path
+) -> None:
+    (directory / "1").mkdir(parents=True)
+    users = len(model.context)
+    program = aoti_peer.program(
+        weights,
+        users=users,
+        bags=_BAGS,
+        bag=_BAG,
+        form=form,
+        threads=_AOTI_THREADS,
+        candidates=candidates,
+    )
+    keys = _BAGS * _BAG + users - _BAGS
+    parameters = {
+        "program": program,
+        "inputs": "USER,KEYS",
+        "instances": _INSTANCES,
+        "threads": _AOTI_THREADS,
+    }
+    lines = [
+        f'name: "{directory.name}"',
+        'backend: "aoti"',
+        "max_batch_size: 0",  # a request is an execution: each has a user of its own
+        f'input [ {{ name: "USER" data_type: TYPE_INT64 dims: [ 1, {keys} ] }} ]',
+        'input [ { name: "KEYS" data_type: TYPE_INT64 dims: [ -1, '
+        f"{len(model.features) - users} ] }} ]",
+        'output [ { name: "SCORE" data_type: TYPE_FP32 dims: [ -1, 1 ] } ]',
+        f"instance_group [ {{ count: {_INSTANCES} kind: KIND_CPU }} ]",
+        *(
+            f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}'
+            for key, value in parameters.items()
+        ),
     ]
     (directory / "config.pbtxt").write_text("\n".join(lines) + "\n")
 
@@ -210,8 +266,13 @@ def _write_python_model(directory: Path, weights: Path) -> None:
 class Server:
     """The models of a case in one tritonserver. A context manager."""
 
-    def __init__(self, model: Model) -> None:
-        """Start it and load them."""
+    def __init__(self, model: Model, candidates: Sequence[int]) -> None:
+        """Start it and load them.
+
+        Args:
+            model: The case's.
+            candidates: Numbers of candidates that requests may have.
+        """
         self.model = model
         repository = BUILD / "bench" / "rank-repository"
         shutil.rmtree(repository, ignore_errors=True)
@@ -220,6 +281,7 @@ class Server:
             options = triton.ModelOptions(
                 snapshot=model.snapshot,
                 kind="ranking",
+                instances=_INSTANCES,
                 max_batch_size=4096,
                 max_keys=1 << 20,  # 1,024 candidates with all of a user's bags
                 context=context,
@@ -229,11 +291,15 @@ class Server:
         if model.peer is not None:
             self.names.append("python")
             _write_python_model(repository / "python", model.peer)
+            for count in (None, *candidates):
+                self.names.append(f"aoti_{count or 'any'}")
+                form = "tuned" if count else "rows"
+                _write_aoti_model(repository / self.names[-1], form, count, model, model.peer)
         grpc_port, metrics_port = free_ports(2)
         self._triton = triton.TritonServer(
             triton.ServerOptions(
                 repository=repository,
-                backends=make_backends(BUILD / "cpp" / "backends" / "embertide", built=()),
+                backends=make_backends(BUILD / "cpp" / "backends" / "embertide", built=("aoti",)),
                 log=BUILD / "bench" / f"triton-rank-{model.name}.log",
                 models=tuple(self.names),
                 explicit=True,
@@ -243,6 +309,14 @@ class Server:
             )
         )
         self.client = tritonclient.grpc.InferenceServerClient(self._triton.grpc)
+
+    def names_for(self, candidates: int) -> list[str]:
+        """Return the models that a request of so many candidates can be sent to."""
+        return [
+            name
+            for name in self.names
+            if not name.startswith("aoti_") or name in ("aoti_any", f"aoti_{candidates}")
+        ]
 
     def __enter__(self) -> "Server":
         """Return it."""
@@ -289,7 +363,10 @@ def _write(path: Path, requests: Sequence[Arrays], *, by_sample: bool) -> Path:
     entries = []
     for arrays in requests:
         flat = {
-            name: {"content": array.ravel().tolist(), "shape": [array.size]}
+            name: {
+                "content": array.ravel().tolist(),
+                "shape": list(array.shape) if "USER" in arrays else [array.size],
+            }
             for name, array in arrays.items()
         }
         if by_sample:
@@ -317,13 +394,14 @@ def _check(server: Server, requests: Sequence[Request]) -> dict[str, float]:
         BenchError: It does not.
     """
     model = server.model
-    worst = dict.fromkeys(server.names[1:], 0.0)
+    count = len(next(iter(requests[0].candidates.values())))
+    worst = dict.fromkeys(server.names_for(count)[1:], 0.0)
     for request in requests[:4]:
         once = server.scores("once", model.once(request))
         if len(np.unique(once)) < len(once) / 4:
             raise BenchError(f"{model.name}: {len(once)} scores are nearly all alike")
         for name in worst:
-            other = server.scores(name, model.whole(request))
+            other = server.scores(name, _by_name(model, name, request))
             off = float(np.abs(other - once).max() / np.abs(other).max())
             worst[name] = max(worst[name], off)
     if worst["whole"] > _AGREE or max(worst.values()) > _AGREE_TORCH:
@@ -335,7 +413,7 @@ def rows(candidates: Sequence[int], repetitions: int) -> Iterator[report.Row]:
     """Measure each model at each number of candidates."""
     for case in cases():
         model = Model(case)
-        with Server(model) as server:
+        with Server(model, candidates) as server:
             for count in candidates:
                 yield from _rows(server, count, repetitions)
 
@@ -346,14 +424,19 @@ def _rows(server: Server, candidates: int, repetitions: int) -> Iterator[report.
     worst = _check(server, requests)
     repeated, single = [[make(each) for each in requests] for make in (model.whole, model.once)]
     rectangular = "LENGTHS" not in repeated[0]
-    folder = BUILD / "bench" / "data"
-    once = _write(folder / "rank-once.json", single, by_sample=False)
-    whole = _write(folder / "rank-whole.json", repeated, by_sample=rectangular)
-    series: dict[str, list[perf.Measured]] = {name: [] for name in server.names}
+    data = {
+        name: _write(
+            BUILD / "bench" / "data" / f"rank-{name}.json",
+            [_by_name(model, name, each) for each in requests],
+            by_sample=rectangular and name == "whole",
+        )
+        for name in server.names_for(candidates)
+    }
+    series: dict[str, list[perf.Measured]] = {name: [] for name in data}
     for _ in range(repetitions):
         for name, measured in series.items():
-            data, batch = (once, 1) if name == "once" else (whole, candidates)
-            measured.append(server.measure(name, data, batch if rectangular else 1))
+            batch = candidates if name == "whole" and rectangular else 1
+            measured.append(server.measure(name, data[name], batch))
     if not server.counted("candidates_in_context_program"):
         raise BenchError(f"{model.name}: the program for contexts was not run: see the log")
     case = f"{model.name}, one user x {candidates}"
@@ -366,6 +449,13 @@ def _rows(server: Server, candidates: int, repetitions: int) -> Iterator[report.
         bar = _PYTHON if candidates == 256 else 0.0
         python: Any = {"peer_name": "Python backend that repeats the user", "claim": _CLAIM}
         yield perf.compare_throughput(case, ours, series["python"], target=bar, **python)
+        fastest = max(
+            (name for name in series if name.startswith("aoti")),
+            key=lambda name: statistics.median(each.requests_per_s for each in series[name]),
+        )
+        by_hand: Any = {"peer_name": f"AOTInductor by hand, {fastest}", "claim": _CLAIM}
+        yield perf.compare_throughput(case, ours, series[fastest], target=_AOTI, **by_hand)
+        yield perf.compare_p99(case, ours, series[fastest], target=0, **by_hand)
     for what, unit, count, bar in (
         ("tensors of a request", "bytes", _bytes, _BYTES),
         ("keys of a request", "keys", _keys, _KEYS),
