@@ -128,6 +128,7 @@ _ours(
 )
 _ours("hot", "Show the hottest keys, where reads are answered, and each device's load.", _OPERATE)
 _ours("slow", "Show the slowest requests, and where their time went.", _OPERATE)
+_ours("sizing", "Say how many nodes, and how much memory and disk, a model needs.", _OPERATE)
 _ours("versions", "Show the newest versions: quality, verdicts, rollbacks.", _OPERATE)
 _ours("timeline", "Show what happened to a fleet: when, who did it, why.", _OPERATE)
 add_lazy(

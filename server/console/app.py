@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from embertide._common.quoting import terminal_text, without_secrets
 from embertide._common.terminal import age_text, time_text
 from embertide.server.cli.control_client import Caller, CallError
-from embertide.server.console import actions, views
+from embertide.server.console import actions, sizing, views
 from embertide.server.console.doors import Doors, FormError, read_form
 from embertide.server.console.sessions import LIFE_S, Session, Sessions
 from embertide.server.console.source import REFUSED, Source
@@ -116,6 +116,7 @@ class Console:
             Starlette(
                 routes=[
                     *pages,
+                    Route("/sizing", self._sizing, methods=["GET"]),
                     Route("/login", self._login_page, methods=["GET"]),
                     Route("/login", self._login, methods=["POST"]),
                     Route("/logout", self._form(self._log_out), methods=["POST"]),
@@ -192,6 +193,16 @@ class Console:
             )
 
         return answer
+
+    def _sizing(self, request: Request) -> Response:
+        session = self._session(request)
+        if session is None:
+            return self._to_login(request)
+        page = sizing.page(dict(request.query_params))
+        status = 400 if page["problem"] else 200
+        return self._render(
+            "sizing.html", status, **self._frame(session, "sizing", "Sizing"), **page
+        )
 
     def _frame(self, session: Session, name: str, title: str) -> dict[str, Any]:
         """Return what every page of a session shows around its own part."""
