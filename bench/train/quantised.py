@@ -6,6 +6,7 @@ version: renewed every so many versions, as at a snapshot, and kept between. Cou
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -486,7 +487,7 @@ def _paired(
         mean,
         peer,
         bar=mean * bar,
-        error=error,
+        error=0.0 if math.isnan(error) else error,
         metric=_METRICS[metric],
         better="higher" if metric == "auc" else "lower",
         claim=_CLAIM,

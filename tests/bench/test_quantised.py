@@ -158,6 +158,7 @@ def test_forms_are_rated_against_fp32_of_the_same_run(
     rows = {(row.case, row.metric): row for row in quantised.run(stream, [1], 1)}
     loss = rows["DLRM, PQ 8x", "log loss"]
     assert (loss.peer_name, loss.claim, loss.target) == ("fp32", "F.4", 1.001)
+    assert loss.spread == 0  # of one seed
     size = {name: rows[f"DLRM, {name}", "bytes of rows at the end"] for name in ("fp16", "int4")}
     assert size["fp16"].ratio == 0.5
     assert size["int4"].ratio == round(12 / 64, 5)
