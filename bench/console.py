@@ -165,10 +165,11 @@ class _MadeCaller:
         """Nothing is open."""
 
 
-class _Visitor:
+class Visitor:
     """A browser's requests, one after the other on one connection."""
 
     def __init__(self, address: str) -> None:
+        """Know a console; `log_in` comes first."""
         self._connection = http.client.HTTPConnection(address, timeout=120)
         self._cookies: dict[str, str] = {}
         self._origin = f"http://{address}"
@@ -204,13 +205,13 @@ class _Visitor:
 
 
 @contextlib.contextmanager
-def _visited(told: dict[str, Any]) -> Iterator[_Visitor]:
+def _visited(told: dict[str, Any]) -> Iterator[Visitor]:
     """A console that has just started, and a visitor who is logged in."""
     dial: Any = lambda _: _MadeCaller(told)  # noqa: E731 - a caller that calls nobody
     console = Console(ConsoleOptions(control="127.0.0.1:7070", dial=dial))
     try:
         with ConsoleServer(console.app, "127.0.0.1:0", None) as server:
-            visitor = _Visitor(server.address)
+            visitor = Visitor(server.address)
             visitor.log_in()
             yield visitor
     finally:

@@ -10,6 +10,7 @@ from embertide._common.terminal import Table, age_text, say, show_table, time_te
 from embertide.server.cli.control_client import Caller, enum_name, message_facts
 from embertide.server.cli.drift_view import drift_facts, drift_line
 from embertide.server.cli.trainer_view import show_trainer, trainer_facts, trainer_line
+from embertide.server.core.plan.layout import budget_bytes
 from embertide.server.core.plan.workload import skew
 from embertide.v1 import control_pb2, plan_pb2
 
@@ -155,6 +156,11 @@ def _figures(answers: FleetAnswers) -> dict[str, Any]:
         for each in answers.status.nodes
         if any(b.tier == plan_pb2.TIER_SSD for d in each.node.devices for b in d.budgets)
     }
+    budgets = {
+        f"{each.node.name}/{device.index}": budget_bytes(device)
+        for each in answers.status.nodes
+        for device in each.node.devices
+    }
     groups: dict[int, list[int]] = collections.defaultdict(list)
     for each in figures.devices:
         groups[each.group].append(each.reads)
@@ -168,6 +174,7 @@ def _figures(answers: FleetAnswers) -> dict[str, Any]:
                 "moving": each.moving,
                 "reads": each.reads,
                 "bytes": each.bytes,
+                "budget_bytes": budgets.get(f"{each.node}/{each.device}", 0),
             }
             for each in figures.devices
         ],
@@ -246,11 +253,14 @@ def show_nodes(facts: dict[str, Any]) -> None:
 def show_devices(facts: dict[str, Any]) -> None:
     """Print the devices, and how unevenly they are read."""
     table = Table(
-        *("device", "group", "buckets", "on their way", "reads", "bytes"), names=("device",)
+        *("device", "group", "buckets", "on their way", "reads", "bytes", "free"),
+        names=("device",),
     )
     for each in facts["devices"]:
         numbers = (each["group"], each["buckets"], each["moving"], each["reads"], each["bytes"])
-        table.add_row(each["device"], *(f"{number:,}" for number in numbers))
+        budget = each["budget_bytes"]
+        free = f"{max(0.0, 1 - each['bytes'] / budget):.0%}" if budget else "-"
+        table.add_row(each["device"], *(f"{number:,}" for number in numbers), free)
     if facts["devices"]:
         show_table(table)
     for group, value in facts["skew"].items():

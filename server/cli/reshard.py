@@ -330,14 +330,14 @@ def list_operations(
         elif not answer.operations:
             say("no operation yet: `embertide reshard --planner auto --dry-run` says what one does")
         else:
-            _show_list(answer.operations)
+            show_list(answer.operations)
 
 
-def _show_list(operations: Sequence[control_pb2.Operation]) -> None:
+def show_list(operations: Sequence[control_pb2.Operation]) -> None:
     """Print operations: when, who, why, and what came of them."""
     table = Table(
-        *("operation", "began", "took", "state", "buckets", "by", "reason"),
-        names=("operation", "by", "reason"),
+        *("operation", "began", "took", "state", "buckets", "by"),
+        names=("operation", "by"),
     )
     for each in operations:
         table.add_row(
@@ -347,9 +347,10 @@ def _show_list(operations: Sequence[control_pb2.Operation]) -> None:
             enum_name(control_pb2.OperationState, each.state),
             f"{each.buckets_done:,}/{each.buckets_total:,}",
             each.author or "not asked",
-            each.reason or "none given",
         )
     show_table(table)
-    for each in operations[:1]:
-        if each.message:
-            say(f"{each.id}: {each.message}")
+    # Sentences of any length, which a column of a narrow terminal would show word by word.
+    for at, each in enumerate(operations):
+        came = each.message if at == 0 else ""
+        if each.reason or came:
+            say(f"{each.id}: {'; '.join(filter(None, (each.reason, came)))}")

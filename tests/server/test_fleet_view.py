@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from embertide._common.terminal import Table, show_table
-from embertide.server.cli import fleet_view
+from embertide.server.cli import fleet_view, reshard
 from embertide.server.cli.drift_view import drift_facts
 from embertide.v1 import control_pb2
 
@@ -54,6 +54,7 @@ def _facts() -> dict[str, Any]:
                 "moving": 128,
                 "reads": 1_234_567_890,
                 "bytes": 123_456_789_012,
+                "budget_bytes": 160_000_000_000,
             }
             for node in nodes
         ],
@@ -76,6 +77,20 @@ def test_nothing_of_a_fleet_is_cut(
         assert f"embertide-node-of-the-second-group-{at} is at {_NODE.format(at)}:7200\n" in said
         assert f"{123_440 + at}-123456" in said
     assert said.count("123,456,789,012") == 2
+    assert said.count(" 23%") == 2
+
+
+def test_a_reason_is_one_line_whatever_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    ids = [f"8dc06369-31d1-446e-a36b-188d148429c{at}" for at in range(2)]
+    reshard.show_list(
+        [control_pb2.Operation(id=id, kind="drain", reason="disk of node-0 is worn") for id in ids]
+    )
+    said = capsys.readouterr().out
+    for id in ids:
+        assert f"{id}: disk of node-0 is worn\n" in said
 
 
 def test_a_name_that_is_too_long_goes_on_below_itself(capsys: pytest.CaptureFixture[str]) -> None:
