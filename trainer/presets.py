@@ -100,10 +100,10 @@ def news_crossed() -> ModelConfig:
 
 
 def news_hstu() -> ModelConfig:
-    """Return the model with crosses whose histories are longer, and encoded."""
+    """Return the model with crosses whose histories are longer, have times, and are encoded."""
     model = news_crossed()
     (sequence,) = model.sequences
-    longer = dataclasses.replace(sequence, length=20)
+    longer = dataclasses.replace(sequence, length=20, times=True)
     return dataclasses.replace(model, net="hstu", sequences=(longer,))
 
 

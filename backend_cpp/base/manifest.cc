@@ -16,7 +16,7 @@ constexpr size_t kMaxManifestBytes = size_t{1} << 30;
 
 // The names in `requires`: features of the format that came after its first build, and without
 // which a manifest is not to be read. docs/design/0010-compatibility.md says when there is one.
-constexpr std::array<std::string_view, 2> kUnderstood = {"weighed", "keys"};
+constexpr std::array<std::string_view, 3> kUnderstood = {"weighed", "keys", "times"};
 
 // Whether a value was read as it stands, arrays by their elements; a float holds less than JSON's
 // numbers do.
@@ -135,8 +135,12 @@ FeatureConfig FeatureFromJson(const OrderedJson& json) {
 }
 
 OrderedJson SequenceToJson(const SequenceInfo& sequence) {
-  return {{"name", sequence.name},   {"user", sequence.user},       {"item", sequence.item},
-          {"table", sequence.table}, {"columns", sequence.columns}, {"dense", sequence.dense}};
+  OrderedJson json = {{"name", sequence.name},       {"user", sequence.user},
+                      {"item", sequence.item},       {"table", sequence.table},
+                      {"columns", sequence.columns}, {"dense", sequence.dense}};
+  // Only where there are: older nodes, which do not understand them, serve all others.
+  if (sequence.times) json["times"] = true;
+  return json;
 }
 
 SequenceInfo SequenceFromJson(const OrderedJson& json) {
@@ -147,6 +151,7 @@ SequenceInfo SequenceFromJson(const OrderedJson& json) {
   Read(json, "table", &sequence.table);
   Read(json, "columns", &sequence.columns);
   Read(json, "dense", &sequence.dense);
+  if (json.contains("times")) Read(json, "times", &sequence.times);
   Prove("sequence \"" + sequence.name + "\"", json, SequenceToJson(sequence));
   return sequence;
 }
@@ -252,6 +257,9 @@ OrderedJson ToJson(const Manifest& manifest) {
   const auto is_of_keys = [](const TableConfig& table) { return table.layout.is_keys(); };
   if (std::ranges::any_of(manifest.tables, is_of_keys)) {
     json["requires"] = OrderedJson::array({"keys"});
+    if (std::ranges::any_of(manifest.sequences, &SequenceInfo::times)) {
+      json["requires"].push_back("times");
+    }
   }
   json["dense_features"] = manifest.dense_features;
   const auto list = [&json](const char* name, const auto& items, auto to_json) {

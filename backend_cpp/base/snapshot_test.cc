@@ -283,6 +283,11 @@ TEST_F(SnapshotTest, AManifestWithATableOfKeysRequiresReadersThatKnowThem) {
     const Status status = ManifestFromJson(bad.dump()).status();
     EXPECT_NE(status.message().find("'" + field + "'"), std::string::npos) << status.message();
   }
+  manifest.sequences[0].times = true;
+  const std::string timed = ManifestToJson(manifest);
+  EXPECT_EQ(nlohmann::json::parse(timed)["requires"], nlohmann::json::array({"keys", "times"}));
+  EXPECT_TRUE(ManifestFromJson(timed).value().sequences[0].times);
+  EXPECT_FALSE(back.value().sequences[0].times);
   auto bad = nlohmann::json::parse(text);
   bad["sequences"][0]["dense"] = -1;
   EXPECT_NE(ManifestFromJson(bad.dump()).status().message().find("field \"dense\": -1 is no"),

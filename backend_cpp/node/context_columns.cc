@@ -78,7 +78,9 @@ Result<ContextColumns> ContextColumns::Resolve(const Manifest& manifest, const M
   for (const MadeSequence& sequence : made.sequences()) {
     const bool context = columns.is_context_[sequence.user];
     for (const uint32_t place : sequence.places) columns.is_context_[place] = context;
-    columns.is_context_dense_[sequence.dense] = context;
+    for (uint32_t c = 0; c < sequence.dense_columns(); ++c) {
+      columns.is_context_dense_[sequence.dense + c] = context;
+    }
     columns.is_context_dense_[sequence.dense + 1] = context && columns.is_context_[sequence.item];
   }
   return columns;

@@ -112,6 +112,17 @@ TEST(ContextColumnsTest, ARequestIsTheOneWhoseSamplesHaveAllColumns) {
   EXPECT_EQ(got.dense, std::vector<float>({1, 5, 2, 0, 2, 5, 2, 1, 3, 6, 1, 0}));
 }
 
+TEST(ContextColumnsTest, TimesOfAHistoryAreTheContextsToo) {
+  Manifest manifest = TestManifest();
+  manifest.sequences[0].times = true;
+  manifest.tables[1].layout = {1, 3, DType::kKeys};
+  manifest.dense_features = 6;
+  manifest.dense_names = {"price", "hour", "liked_taken", "liked_has", "gap0", "gap1"};
+  const MadeColumns made = MadeColumns::Resolve(manifest).value();
+  const ContextColumns context = ContextColumns::Resolve(manifest, made, nullptr, kContext).value();
+  EXPECT_EQ(context.is_context_dense(), std::vector<bool>({false, true, true, false, true, true}));
+}
+
 TEST(ContextColumnsTest, ASequenceOfCandidatesIsLookedUpForEach) {
   Manifest manifest = TestManifest();
   manifest.sequences[0].user = "cand";

@@ -2,6 +2,7 @@
 #include "node/made_columns.h"
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 
 #include "embertide/hash.h"
@@ -77,6 +78,15 @@ Status MadeColumns::ResolveSequence(const Manifest& manifest, const SequenceInfo
   }
   sequence.table = static_cast<uint32_t>(table - manifest.tables.begin());
   sequence.row_keys = table->layout.dim();
+  sequence.chunk_dim = sequence.chunk_items = table->layout.chunk_dim;
+  sequence.times = info.times;
+  if (info.times) {
+    if (sequence.chunk_dim % 3 != 0) {
+      return wrong("has times, and chunks of table " + info.table + " have " +
+                   std::to_string(sequence.chunk_dim) + " keys, which is no multiple of 3");
+    }
+    sequence.chunk_items = sequence.chunk_dim / 3 * 2;
+  }
   for (const auto& [name, feature] :
        {std::pair(&info.user, &sequence.user), std::pair(&info.item, &sequence.item)}) {
     const std::optional<uint32_t> of = FeatureOf(manifest, *name);
@@ -92,9 +102,10 @@ Status MadeColumns::ResolveSequence(const Manifest& manifest, const SequenceInfo
     columns_[*of].is_place = true;
     sequence.places.push_back(*of);
   }
-  if (sequence.places.empty() || sequence.places.size() > sequence.row_keys) {
+  const uint32_t items = sequence.row_keys / sequence.chunk_dim * sequence.chunk_items;
+  if (sequence.places.empty() || sequence.places.size() > items) {
     return wrong("has " + std::to_string(sequence.places.size()) + " columns; rows of table " +
-                 info.table + " have " + std::to_string(sequence.row_keys) + " keys");
+                 info.table + " have " + std::to_string(items) + " keys");
   }
   sequence.dense = info.dense;
   sequences_.push_back(std::move(sequence));
@@ -107,7 +118,8 @@ Status MadeColumns::ResolveDense(const Manifest& manifest) {
   std::vector<bool> is_made(dense_);
   for (size_t s = 0; s < sequences_.size(); ++s) {
     const std::string& name = manifest.sequences[s].name;
-    for (const uint64_t at : {uint64_t{sequences_[s].dense}, uint64_t{sequences_[s].dense} + 1}) {
+    const uint64_t first = sequences_[s].dense;
+    for (uint64_t at = first; at < first + sequences_[s].dense_columns(); ++at) {
       if (at >= dense_ || is_made[at]) {
         return Wrong("sequence", name,
                      "has column " + std::to_string(at) + " of DENSE, of which " + "there are " +
@@ -218,24 +230,36 @@ std::vector<int64_t> MadeColumns::UsersOf(const MadeSequence& sequence,
 void MadeColumns::PutItems(const MadeSequence& sequence, std::span<const int64_t> rows,
                            WholeRequest* whole) const {
   const size_t first = FirstRowOf(sequence, *whole);
-  const auto items_of = [&](size_t row) {
-    return rows.subspan((row - first) * sequence.row_keys, sequence.places.size());
-  };
-  for (size_t row = first; row < first + rows.size() / sequence.row_keys; ++row) {
-    const auto items = items_of(row);
-    for (size_t place = 0; place < items.size(); ++place) {
-      whole->keys[PlaceOf(*whole, row, sequence.places[place])] = items[place];
+  const size_t places = sequence.places.size();
+  const size_t users = rows.size() / sequence.row_keys;
+  std::vector<int64_t> items(users * places);
+  std::vector<float> gaps(sequence.times ? items.size() : 0);
+  std::vector<float> taken(users);
+  for (size_t u = 0; u < users; ++u) {
+    const int64_t* row = rows.data() + u * sequence.row_keys;
+    for (size_t place = 0; place < places; ++place) {
+      const size_t in_chunk = place % sequence.chunk_items;
+      const int64_t* chunk = row + place / sequence.chunk_items * sequence.chunk_dim;
+      const int64_t item = chunk[in_chunk];
+      items[u * places + place] = item;
+      whole->keys[PlaceOf(*whole, first + u, sequence.places[place])] = item;
+      if (item == kNoKey) continue;
+      taken[u] += 1.0F;
+      if (!sequence.times) continue;
+      const auto* seconds = reinterpret_cast<const std::byte*>(chunk + sequence.chunk_items);
+      std::memcpy(&gaps[u * places + place], seconds + in_chunk * sizeof(float), sizeof(float));
     }
   }
   if (whole->dense.empty()) return;  // of a model that is only looked up
   for (size_t s = 0; s < whole->samples(); ++s) {
-    const auto items = items_of(whole->RowOf(s, sequence.user));
+    const size_t u = whole->RowOf(s, sequence.user) - first;
+    const auto of_user = std::span(items).subspan(u * places, places);
     const size_t item = PlaceOf(*whole, whole->RowOf(s, sequence.item), sequence.item);
     const int64_t own = whole->keys[item];
-    const auto is_item = [](int64_t key) { return key != kNoKey; };
     float* dense = &whole->dense[s * dense_ + sequence.dense];
-    dense[0] = static_cast<float>(std::ranges::count_if(items, is_item));
-    dense[1] = std::ranges::find(items, own) != items.end() ? 1.0F : 0.0F;
+    dense[0] = taken[u];
+    dense[1] = std::ranges::find(of_user, own) != of_user.end() ? 1.0F : 0.0F;
+    if (sequence.times) std::copy_n(&gaps[u * places], places, dense + 2);
   }
 }
 

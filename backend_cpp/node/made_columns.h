@@ -7,7 +7,8 @@
 // A crossed column is a hash of the keys of its features (docs/formats.md). The columns of a
 // sequence are the items of the sample's user, newest first; they lie in a table of keys, and so
 // are known only once a version is pinned. Two columns of DENSE say how many there are, and whether
-// the sample's own item is among them. docs/design/0017-columns-made-by-nodes.md.
+// the sample's own item is among them; with times, further ones say for each item how many seconds
+// before the newest it came. docs/design/0017-columns-made-by-nodes.md.
 //
 // Knows no Triton. Immutable and thread-safe once it is resolved.
 #pragma once
@@ -49,12 +50,20 @@ struct WholeRequest {
 
 // A sequence whose columns a node makes.
 struct MadeSequence {
-  uint32_t table = 0;            // of keys, by user; index into Manifest::tables
-  uint32_t row_keys = 0;         // keys of its rows: at least as many as there are places
+  uint32_t table = 0;      // of keys, by user; index into Manifest::tables
+  uint32_t row_keys = 0;   // keys of its rows
+  uint32_t chunk_dim = 0;  // keys of a chunk of them,
+  // of which so many are items. With times, behind the items of a chunk stand their seconds before
+  // the newest, as fp32, two in a key; else all are items.
+  uint32_t chunk_items = 0;
   uint32_t user = 0;             // features
   uint32_t item = 0;             //
   std::vector<uint32_t> places;  // features, the newest item first
-  uint32_t dense = 0;  // column of DENSE: places taken; in the next, whether `item` is in one
+  uint32_t dense = 0;  // column of DENSE: places taken; in the next, whether `item` is in one;
+  bool times = false;  // and in those behind, a place's seconds before the newest
+
+  // Columns of DENSE that it takes.
+  uint32_t dense_columns() const { return 2 + (times ? static_cast<uint32_t>(places.size()) : 0); }
 };
 
 class MadeColumns {

@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
 #include "embertide/hash.h"
 
 namespace embertide {
@@ -126,6 +130,54 @@ TEST(MadeColumnsTest, ASequenceIsPutIntoKeysAndDense) {
     EXPECT_EQ(whole.dense, rows[0] == 9 ? std::vector<float>({0.5F, 2, 0, 1.5F, 1, 1, 2.5F, 0, 0})
                                         : std::vector<float>({0.5F, 0, 0, 1.5F, 2, 1, 2.5F, 1, 1}));
   }
+}
+
+// Two fp32 as one key, the first in its low half.
+int64_t Pair(float first, float second) {
+  return static_cast<int64_t>(uint64_t{std::bit_cast<uint32_t>(second)} << 32 |
+                              std::bit_cast<uint32_t>(first));
+}
+
+TEST(MadeColumnsTest, ASequenceWithTimesSaysHowLongBeforeTheNewestItemsCame) {
+  Manifest manifest = TestSequences();
+  manifest.features.push_back({"liked2", "item", "sum"});
+  manifest.sequences[0].columns.push_back("liked2");
+  manifest.sequences[0].times = true;
+  manifest.tables[1].layout = {2, 3, DType::kKeys};  // chunks of two items and their times
+  manifest.dense_features = 6;
+  const Result<MadeColumns> resolved = MadeColumns::Resolve(manifest);
+  ASSERT_TRUE(resolved.ok()) << resolved.status().ToString();
+  const MadeColumns& made = resolved.value();
+  EXPECT_EQ(made.own_dense(), 1U);
+  EXPECT_EQ(made.sequences()[0].dense_columns(), 5U);
+  WholeRequest whole;
+  const std::vector<int64_t> keys = {1, 2, 50, /**/ 3, 4, 60, /**/ 5, 6, 70};
+  ASSERT_TRUE(made.Complete(keys, {}, {}, &whole).ok());
+  made.CompleteDense(std::vector<float>{0.5F, 1.5F, 2.5F}, &whole);
+  // Dead chunks read as kNoKey, whose halves are 0 and -0.
+  const std::vector<int64_t> rows = {
+      9,      8,      Pair(0, 2.5F), 7,      kNoKey, Pair(-3, 0), /**/
+      4,      kNoKey, Pair(0, 0),    kNoKey, kNoKey, kNoKey,      /**/
+      kNoKey, kNoKey, kNoKey,        kNoKey, kNoKey, kNoKey};
+  made.PutItems(made.sequences()[0], rows, &whole);
+  const std::vector<float> wanted = {0.5F,      3, 0, 0, 2.5F, -3, /**/ 1.5F, 1, 1, 0, 0, 0,
+                                     /**/ 2.5F, 0, 0, 0, 0,    0};
+  EXPECT_EQ(whole.dense, wanted);
+  EXPECT_TRUE(std::ranges::none_of(whole.dense, [](float x) { return x == 0 && std::signbit(x); }));
+  const size_t features = manifest.features.size();
+  EXPECT_EQ(whole.keys[features - 1], 7);
+  EXPECT_EQ(whole.keys[1], 8);
+
+  manifest.tables[1].layout.chunk_dim = 4;
+  EXPECT_NE(MadeColumns::Resolve(manifest).status().message().find("no multiple of 3"),
+            std::string::npos);
+  manifest.tables[1].layout = {1, 3, DType::kKeys};
+  EXPECT_NE(MadeColumns::Resolve(manifest).status().message().find("have 2 keys"),
+            std::string::npos);
+  manifest.tables[1].layout = {2, 3, DType::kKeys};
+  manifest.dense_features = 5;
+  EXPECT_NE(MadeColumns::Resolve(manifest).status().message().find("column 5 of DENSE"),
+            std::string::npos);
 }
 
 TEST(MadeColumnsTest, AJaggedRequestGetsOneKeyInEachPlaceOfASequence) {

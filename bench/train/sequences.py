@@ -50,14 +50,13 @@ def _changed(run: RunConfig, **changes: Any) -> RunConfig:
     return dataclasses.replace(run, model=dataclasses.replace(run.model, **changes))
 
 
-def _timed(run: RunConfig) -> RunConfig:
+def _with_sequence(run: RunConfig, **changes: Any) -> RunConfig:
     (sequence,) = run.model.sequences
-    timed = dataclasses.replace(sequence, times=True, published=False)
-    return _changed(run, sequences=(timed,))
+    return _changed(run, sequences=(dataclasses.replace(sequence, **changes),))
 
 
 # 377,634 to 378,329 parameters: the others have a wider attention or top for HSTU's layers.
-HSTU = _timed(dataclasses.replace(CROSSED, model=news_hstu()))
+HSTU = _with_sequence(dataclasses.replace(CROSSED, model=news_hstu()), published=False)
 ATTENTION = _changed(CROSSED, attention_mlp=(80,))
 MEAN = _changed(CROSSED, net=MeanNet, top_mlp=(527, 128))
 CASES = (
@@ -66,7 +65,7 @@ CASES = (
     Case(name="mean of 10 articles", run=MEAN),
     Case(
         name="HSTU over 20 articles without times",
-        run=dataclasses.replace(CROSSED, model=news_hstu()),
+        run=_with_sequence(dataclasses.replace(CROSSED, model=news_hstu()), times=False),
     ),
 )
 

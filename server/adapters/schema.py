@@ -28,8 +28,9 @@ def schema_of(snapshot: Path) -> str:
         said |= {"weighed": True} if each.get("weighed") else {}
         said |= {"made": True} if each.get("crossed") or each["name"] in made else {}
         features.append(said)
-    dense: dict[str, Any] = {"columns": int(manifest["dense_features"]) - 2 * len(sequences)}
-    dense |= {"made": 2 * len(sequences)} if sequences else {}
+    made_dense = sum(2 + (len(e["columns"]) if e.get("times") else 0) for e in sequences)
+    dense: dict[str, Any] = {"columns": int(manifest["dense_features"]) - made_dense}
+    dense |= {"made": made_dense} if sequences else {}
     names = _dense_names(snapshot, manifest)
     if names is not None and len(names) >= dense["columns"]:
         dense["names"] = names[: dense["columns"]]

@@ -47,17 +47,19 @@ SHARE = 0.25  # of the keys of a request that may be unanswered
 
 
 def model() -> ModelConfig:
-    """The news model with crosses, of small rows; more users than are remembered.
+    """The news model with crosses and HSTU, of small rows; more users than are remembered.
 
-    All but the candidate is the user's, for requests and for the dense program.
+    Its histories have times. All but the candidate is the user's, for requests and for the dense
+    program.
     """
     config = news_crossed()
     (sequence,) = config.sequences
     return dataclasses.replace(
         config,
+        net="hstu",
         context=tuple(each.name for each in config.event_features if each.name != "cand"),
         tables=tuple(dataclasses.replace(each, bucket_bits=2) for each in config.tables),
-        sequences=(dataclasses.replace(sequence, length=4, users=30),),
+        sequences=(dataclasses.replace(sequence, length=4, users=30, times=True),),
     )
 
 

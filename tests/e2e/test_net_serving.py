@@ -247,7 +247,10 @@ def test_a_node_alone_reads_the_histories_of_its_version(served: Served, name: s
     scores = own_columns.as_numpy("SCORE")
     np.testing.assert_array_equal(scores, all_columns.as_numpy("SCORE"))
     np.testing.assert_allclose(scores[:, 0], trainer.learner.score(whole), atol=1e-6)
-    assert whole.dense_BD.any(axis=0).all()
+    length, repeat, *gaps = whole.dense_BD.any(axis=0)
+    assert length
+    assert repeat
+    assert any(gaps[1:]) == model.sequences[0].times  # the newest is 0 s before itself
     client.raw.close()
 
 

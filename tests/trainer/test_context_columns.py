@@ -44,6 +44,14 @@ def test_crosses_and_histories_follow_what_they_are_made_from() -> None:
     assert context_columns(one)[0] == (False, False)
 
 
+def test_times_of_a_history_are_the_users() -> None:
+    preset = PRESETS["news-hstu"]()
+    (sequence,) = preset.sequences
+    own = tuple(each.name for each in preset.event_features if each.name != "cand")
+    dense, _ = context_columns(dataclasses.replace(preset, context=own))
+    assert dense == (True, False, *[True] * sequence.length)
+
+
 def test_a_history_that_requests_carry_is_named_by_its_columns() -> None:
     sequence = SequenceConfig(name="last", user="user", item="it", length=2)
     named: Any = {"net": "history", "sequences": (sequence,), "bottom_mlp": ()}

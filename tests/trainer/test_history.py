@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embertide import _store
 from embertide.trainer.config import SequenceConfig
 from embertide.trainer.data.base import (
     MISSING_KEY,
@@ -17,6 +18,8 @@ from embertide.trainer.data.base import (
 )
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.history import History, HistorySource
+from embertide.trainer.embedding.histories import history_rows, items_of_rows
+from embertide.trainer.embedding.store import history_layout
 from embertide.trainer.errors import DataError
 from embertide.trainer.presets import news_history
 
@@ -150,7 +153,7 @@ def test_a_restored_history_goes_on_as_one_never_stopped(users: int, times: bool
 
 
 def changes(kept: History) -> dict[int, list[int]]:
-    user_U, items_UL = kept.take_changes()
+    user_U, items_UL, _ = kept.take_changes()
     items = [[key for key in row if key != PADDING_KEY] for row in items_UL.tolist()]
     return dict(zip(user_U.tolist(), items, strict=True))
 
@@ -191,9 +194,42 @@ def test_a_published_history_must_fit_a_row() -> None:
     with pytest.raises(ValueError, match="length is 497; at most 496 items fit a row"):
         history(length=497, published=True)
     assert history(length=496, published=True).config.table == "liked_of_user"
-    with pytest.raises(ValueError, match="published with times, which versions do not carry"):
-        history(published=True, times=True)
+    with pytest.raises(ValueError, match="length is 321; at most 320 items with times fit a row"):
+        history(length=321, published=True, times=True)
+    assert history(length=320, published=True, times=True).config.published
     assert len(history(length=512, times=True).config.gap_columns) == 512
+
+
+@pytest.mark.parametrize("length", [1, 4, 20, 33, 320])
+def test_rows_of_a_history_say_when_its_items_came(length: int) -> None:
+    config = dataclasses.replace(SEQUENCE, length=length, published=True, times=True)
+    layout = history_layout(config)
+    rng = np.random.default_rng(length)
+    items_UL = rng.integers(-(2**62), 2**62, (length + 1, length))
+    gap_UL = rng.normal(scale=1e4, size=items_UL.shape).astype(np.float32)
+    for taken in range(length + 1):
+        items_UL[taken, taken:], gap_UL[taken, taken:] = PADDING_KEY, 0
+    rows_UK = history_rows(layout, items_UL, gap_UL)
+    keys_U = np.arange(length + 1, dtype=np.uint64)
+    records = _store.encode_key_records(layout, keys_U, rows_UK)
+    _, back_UK = _store.decode_key_records(layout, records)
+    back = items_of_rows(layout, back_UK, length, timed=True)
+    np.testing.assert_array_equal(back[0], items_UL)
+    np.testing.assert_array_equal(back[1].view(np.int32), gap_UL.view(np.int32))
+    chunk = layout.chunk_dim * 8
+    in_chunk = layout.chunk_dim // 3 * 2
+    # A chunk without an item takes no bytes.
+    live = sum(-(-taken // in_chunk) for taken in range(length + 1))
+    assert len(records) == 12 * (length + 1) + live * chunk
+
+
+def test_what_changed_says_how_long_before_the_newest_each_item_came() -> None:
+    kept = history(published=True, times=True)
+    kept.extend(events([(1_000, 5, 10, 1), (3_500, 5, 11, 1), (9_000, 6, 12, 1)]))
+    user_U, items_UL, gap_UT = kept.take_changes()
+    assert user_U.tolist() == [5, 6]
+    assert items_UL[:, :2].tolist() == [[11, 10], [12, PADDING_KEY]]
+    assert gap_UT.tolist() == [[0, 2.5, 0], [0, 0, 0]]
 
 
 def test_a_source_read_from_a_start_gives_the_batches_after_it() -> None:

@@ -43,6 +43,7 @@ from embertide.trainer.config.sync import (
 )
 from embertide.trainer.config.tables import (
     MAX_PUBLISHED,
+    MAX_PUBLISHED_TIMED,
     NO_TIME,
     CountersConfig,
     DenseConfig,
@@ -60,6 +61,7 @@ __all__ = [
     "DCT",
     "HOUR_OF_DAY",
     "MAX_PUBLISHED",
+    "MAX_PUBLISHED_TIMED",
     "NETS",
     "NO_TIME",
     "AllReduce",

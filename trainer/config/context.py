@@ -55,8 +55,8 @@ def context_columns(model: "ModelConfig") -> tuple[tuple[bool, ...], tuple[bool,
     dense = {*model.context}
     for each in model.sequences:
         if each.published and each.user in features:
-            length, repeat = each.dense_columns
-            dense |= {length, repeat} if each.item in features else {length}
+            length, repeat, *gaps = each.dense_columns
+            dense |= {length, *gaps} | ({repeat} if each.item in features else set())
     marks = [each.name in dense for each in model.dense for _ in range(2 if each.missing else 1)]
     marks += [name in dense for name in model.raw_columns[len(model.dense) :]]
     widths = zip(model.columns, model.feature_widths, strict=True)

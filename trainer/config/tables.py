@@ -14,6 +14,9 @@ RowDtype = Literal["fp32", "fp16", "bf16", "int8"]
 MAX_PUBLISHED = 496
 """Items of a history that fit a row: 16 chunks of 31 keys, in a block of the SSD tier."""
 
+MAX_PUBLISHED_TIMED = 320
+"""The same with times, two of which take a key: 16 chunks of 20 items and 10 keys of times."""
+
 NO_TIME = 32.0
 """Half-lives before the origin that counts are reckoned from; they tell an event then from none."""
 
@@ -159,10 +162,10 @@ class SequenceConfig:
         users: Most users remembered, about 300 bytes each; those not seen longest are forgotten.
         published: Whether versions carry the histories, as of their end: nodes then make the
             sequence's columns, and a request carries an event's own alone. It takes 12 bytes, and 8
-            an item, of each user who changed since the version before. Off, requests have to carry
-            the columns, as they had before there was a choice.
+            an item, 12 with times, of each user who changed since the version before. Off, requests
+            have to carry the columns, as they had before there was a choice.
         times: Whether the time of each item is kept, too, for the net "hstu" or one of your own: 8
-            bytes more an item. Versions do not carry times: requests have to carry the columns.
+            bytes more an item.
     """
 
     name: str
@@ -180,15 +183,12 @@ class SequenceConfig:
                 raise ValueError(
                     f"sequence {self.name!r}: {name} is {getattr(self, name)}; give at least 1"
                 )
-        if self.published and self.length > MAX_PUBLISHED:
+        most = MAX_PUBLISHED_TIMED if self.times else MAX_PUBLISHED
+        if self.published and self.length > most:
+            timed = " with times" if self.times else ""
             raise ValueError(
-                f"sequence {self.name!r}: length is {self.length}; at most {MAX_PUBLISHED} items "
-                "fit a row that is published"
-            )
-        if self.published and self.times:
-            raise ValueError(
-                f"sequence {self.name!r} is published with times, which versions do not carry:"
-                " turn one of the two off"
+                f"sequence {self.name!r}: length is {self.length}; at most {most} items{timed} fit"
+                " a row that is published"
             )
 
     @property

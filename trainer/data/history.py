@@ -127,17 +127,17 @@ class History:
         self.forgotten = state.forgotten
         self._changed = {}
 
-    def take_changes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return user_U and items_UL of those whose items changed since the last call.
+    def take_changes(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+        """Return user_U, items_UL and gap_UT of those whose items changed since the last call.
 
         Of a sequence that is published. Users who were forgotten have no item. What `restore` gives
-        back is not new.
+        back is not new. The gaps are as `gaps_s` gives them.
         """
         user_U = np.fromiter(self._changed.keys(), np.int64, len(self._changed))
         # Slot 0 is empty.
         slots = [self._slots.get(user, 0) for user in self._changed]
         self._changed = {}
-        return user_U, self._items_SL[slots]
+        return user_U, self._items_SL[slots], gaps_s(self._times_ST[slots])
 
     def _seen(self, user: int) -> int:
         """Return the slot of a user, 0 for one without a history."""

@@ -82,7 +82,7 @@ def history_tables(config: ModelConfig) -> list[_store.TableConfig]:
         _store.TableConfig(
             name=sequence.table,
             id=index,
-            layout=_history_layout(sequence),
+            layout=history_layout(sequence),
             # As many buckets as the users' own rows have.
             bucket_bits=config.tables[config.table_of(sequence.user)].bucket_bits,
             init_seed=0,
@@ -92,10 +92,17 @@ def history_tables(config: ModelConfig) -> list[_store.TableConfig]:
     ]
 
 
-def _history_layout(sequence: SequenceConfig) -> _store.RowLayout:
-    """Return the layout with the fewest keys a chunk: what is not taken costs nothing."""
-    keys = -(-sequence.length // _MAX_CHUNKS)
-    return _store.RowLayout(dtype="keys", chunks=-(-sequence.length // keys), chunk_dim=keys)
+def history_layout(sequence: SequenceConfig) -> _store.RowLayout:
+    """Return the layout with the fewest keys a chunk: what is not taken costs nothing.
+
+    With times, a chunk has an even number of items, and behind them half as many keys of times.
+    """
+    items = -(-sequence.length // _MAX_CHUNKS)
+    keys = items
+    if sequence.times:
+        items += items % 2
+        keys = items // 2 * 3
+    return _store.RowLayout(dtype="keys", chunks=-(-sequence.length // items), chunk_dim=keys)
 
 
 def _pruned_tables(config: ModelConfig, prune: PruneConfig) -> list[int]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from embertide import _store
 from embertide.trainer.data.base import PADDING_KEY, Batch, EventSource
 from embertide.trainer.data.crosses import cross_keys
+from embertide.trainer.embedding.histories import items_of_rows
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.model.export import private_compiler
 from embertide.trainer.model.foreign import can_run
@@ -37,6 +38,12 @@ class _Sequence:
     item: int
     table: int  # place among the store's tables
     length: int
+    timed: bool
+
+    @property
+    def dense(self) -> int:
+        """Columns of DENSE that it takes."""
+        return 2 + (self.length if self.timed else 0)
 
 
 class PublishedModel:
@@ -87,11 +94,13 @@ class PublishedModel:
                 names.index(each["item"]),
                 place[each["table"]],
                 len(each["columns"]),
+                bool(each.get("times")),
             )
             for each in manifest.get("sequences", [])
         ]
         self.heads: list[str] = manifest.get("heads") or ["score"]
-        self.dense = int(manifest["dense_features"]) - 2 * len(self._sequences)
+        made_dense = sum(each.dense for each in self._sequences)
+        self.dense = int(manifest["dense_features"]) - made_dense
         self._tables = tables
         self._place = [place[each["table"]] for each in self._columns]
         widths = [tables[t].layout.dim for t in self._place]
@@ -197,23 +206,26 @@ class PublishedModel:
         for columns in self._crossed:
             keys_BF = np.column_stack((keys_BF, cross_keys(keys_BF[:, columns])))
         for sequence in self._sequences:
-            items_BL = self._items(sequence, keys_BF[:, sequence.user])
+            items_BL, gap_BT = self._items(sequence, keys_BF[:, sequence.user])
             length_B = (items_BL != PADDING_KEY).sum(axis=1)
             repeat_B = (items_BL == keys_BF[:, sequence.item, None]).any(axis=1)
-            dense_BD = np.column_stack((dense_BD, length_B, repeat_B)).astype(np.float32)
+            made = (length_B, repeat_B, gap_BT)
+            dense_BD = np.column_stack((dense_BD, *made)).astype(np.float32)
             keys_BF = np.concatenate((keys_BF, items_BL), axis=1)
         return dataclasses.replace(batch, keys_BF=keys_BF, dense_BD=dense_BD)
 
-    def _items(self, sequence: _Sequence, user_B: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return what users liked last, as of the version."""
+    def _items(
+        self, sequence: _Sequence, user_B: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return what users liked last, and how long before the newest, as of the version."""
         layout = self._tables[sequence.table].layout
         user_U, place_B = np.unique(user_B, return_inverse=True)
         records, _ = self._store.copy_rows(sequence.table, user_U)
         key_N, items_NK = _store.decode_key_records(layout, records)
-        items_UL = np.full((len(user_U), sequence.length), PADDING_KEY, np.int64)
-        rows_N = np.searchsorted(user_U, key_N.view(np.int64))
-        items_UL[rows_N] = items_NK[:, : sequence.length]
-        return items_UL[place_B]
+        rows_UK = np.full((len(user_U), layout.dim), PADDING_KEY, np.int64)
+        rows_UK[np.searchsorted(user_U, key_N.view(np.int64))] = items_NK
+        items_UL, gap_UT = items_of_rows(layout, rows_UK, sequence.length, timed=sequence.timed)
+        return items_UL[place_B], gap_UT[place_B]
 
     def _embeddings(self, batch: Batch) -> NDArray[np.float32]:
         out_BE = np.empty((len(batch), self._begin[-1]), np.float32)

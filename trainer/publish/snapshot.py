@@ -221,6 +221,7 @@ def _sequences(config: ModelConfig) -> list[dict[str, object]]:
             "table": sequence.table,
             "columns": sequence.columns,
             "dense": config.raw_columns.index(sequence.dense_columns[0]),
+            **({"times": True} if sequence.times else {}),
         }
         for sequence in config.sequences
         if sequence.published

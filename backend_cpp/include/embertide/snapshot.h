@@ -41,8 +41,10 @@ struct SequenceInfo {
   std::string item;                  // the feature that is one of them, or not
   std::string table;                 // of keys: its rows are users' items
   std::vector<std::string> columns;  // features, the newest item first
-  uint32_t dense =
-      0;  // column of DENSE: items there are; the next one: whether `item` is among them
+  // Column of DENSE: items there are; the next one: whether `item` is among them; with times, the
+  // next `columns`: seconds from each item to the newest.
+  uint32_t dense = 0;
+  bool times = false;  // whether rows say when items came (docs/formats.md)
 };
 
 // A layout of requests before the model was changed: names of features and of columns of DENSE.
