@@ -93,7 +93,7 @@ class Sources:
             if columns.shape[axis] > 1 and torch.equal(one.expand_as(columns), columns):
                 narrow = self.assembled(one, mark)
                 return make(_A.expand.default, narrow, (-1, *columns.shape))
-        pieces = self._pieces(columns.flatten().tolist())
+        pieces = self._pieces(columns.flatten())
         if len(pieces) > 1 and columns.dim() > 1:
             whole = self._side_by_side(columns, mark, len(pieces))
             if whole is not None:
@@ -116,7 +116,7 @@ class Sources:
         """Return columns transposed, or as parts of the last dimension, where these are fewer."""
         if columns.dim() == 2:
             turned = columns.T
-            if 2 * len(self._pieces(turned.flatten().tolist())) <= pieces:
+            if 2 * len(self._pieces(turned.flatten())) <= pieces:
                 return make(_A.transpose.int, self.assembled(turned, mark), 1, 2)
         breaks = (columns[..., 1:] != columns[..., :-1] + 1).flatten(0, -2).any(0)
         ends = [*(breaks.nonzero().flatten() + 1).tolist(), columns.shape[-1]]
@@ -129,22 +129,22 @@ class Sources:
         ]
         return make(_A.cat.default, parts, columns.dim())
 
-    def _pieces(self, columns: list[int]) -> list[tuple[Value, int, int]]:
+    def _pieces(self, columns: Tensor) -> list[tuple[Value, int, int]]:
         """Return what follows each other in one source: the source, its first and last column."""
-        starts = [(first, value) for value, first in self.firsts.items()]
-        source_of = {
-            column: (value, first)
-            for first, value in starts
-            for column in range(first, first + math.prod(value.shape[1:]))
-        }
-        pieces: list[tuple[Value, int, int]] = []
-        for column in columns:
-            value, first = source_of[column]
-            if pieces and pieces[-1][0] == value and pieces[-1][2] == column - first:
-                pieces[-1] = (value, pieces[-1][1], column - first + 1)
-            else:
-                pieces.append((value, column - first, column - first + 1))
-        return pieces
+        sources = [*self.firsts]
+        firsts = torch.tensor([*self.firsts.values()])
+        # Sources that begin at one column have none, but for the last.
+        source = torch.searchsorted(firsts, columns.contiguous(), right=True) - 1
+        breaks = (columns[1:] != columns[:-1] + 1) | (source[1:] != source[:-1])
+        begins = torch.cat((torch.zeros(1, dtype=torch.int64), breaks.nonzero().flatten() + 1))
+        lengths = torch.diff(begins, append=torch.tensor([len(columns)]))
+        at = columns[begins] - firsts[source[begins]]
+        return [
+            (sources[number], begin, begin + length)
+            for number, begin, length in zip(
+                source[begins].tolist(), at.tolist(), lengths.tolist(), strict=True
+            )
+        ]
 
     def _piece(self, source: Value, begin: int, end: int) -> Value:
         width = math.prod(source.shape[1:])
