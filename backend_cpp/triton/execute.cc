@@ -65,6 +65,9 @@ Executor::Executor(const ModelConfig& config, const Node& node, const ContextCol
         context_ranges_.emplace_back(column, column);
       }
       context_ranges_.back().second += feature.dim;
+    } else if (context.any()) {
+      sample_columns_.push_back(static_cast<uint32_t>(features_.size()));
+      sample_features_.push_back({feature.table, feature.pooling, column});
     }
     features_.push_back({feature.table, feature.pooling, column});
     column += feature.dim;
@@ -510,6 +513,7 @@ uint32_t Executor::PlanParts(std::span<Job*> jobs) {
     parts_[p].first = samples * p / count;
     parts_[p].samples = samples * (p + 1) / count - parts_[p].first;
     parts_[p].bags.clear();
+    parts_[p].own_offsets.clear();
     parts_[p].places.clear();
     parts_[p].jobs.clear();
     parts_[p].counts.assign(node_.manifest().tables.size(), SourceCounts{});
@@ -542,7 +546,33 @@ uint32_t Executor::PlanParts(std::span<Job*> jobs) {
     }
     first += bags.samples;
   }
+  for (size_t p = 0; p < count; ++p) PassOverContexts(&parts_[p]);
   return static_cast<uint32_t>(count);
+}
+
+// A sample with a context has the bags of its own features alone, and a history may have hundreds
+// of others. Keys of bags that follow each other do so, too, where those between them are empty.
+void Executor::PassOverContexts(Part* part) const {
+  part->own_bags =
+      std::ranges::none_of(part->jobs, [](const Job* job) { return job->bags.contexts == 0; });
+  if (!part->own_bags) return;
+  size_t offsets = 0;
+  for (const KeyBags& bags : part->bags) {
+    offsets += bags.bags() / limits_.features * sample_columns_.size() + 1;
+  }
+  part->own_offsets.resize(offsets);
+  std::span<uint32_t> rest(part->own_offsets);
+  for (KeyBags& bags : part->bags) {
+    const size_t samples = bags.bags() / limits_.features;
+    const std::span<uint32_t> own = rest.first(samples * sample_columns_.size() + 1);
+    rest = rest.subspan(own.size());
+    auto at = own.begin();
+    for (size_t s = 0; s < samples; ++s) {
+      for (const uint32_t f : sample_columns_) *at++ = bags.offsets[s * limits_.features + f];
+    }
+    *at = bags.offsets.back();
+    bags.offsets = own;
+  }
 }
 
 Status Executor::LookupContexts(const BagReader& rows, std::span<Job*> jobs) {
@@ -607,8 +637,9 @@ Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, u
     Part& part = parts_[number];
     const uint64_t begin_ns = NowNs();
     EMBERTIDE_RETURN_IF_ERROR(
-        sequences_ ? LookupPlaced(rows, node_.features(), part.bags, part.places, part.counts)
-                   : rows.Lookup(features_, part.bags, part.counts));
+        sequences_
+            ? LookupPlaced(rows, node_.features(), part.bags, part.places, part.counts)
+            : rows.Lookup(part.own_bags ? sample_features_ : features_, part.bags, part.counts));
     part.by_context = RunsByContext(part);
     if (!context_of_.empty() && !part.by_context) RepeatContexts(part);
     const uint64_t looked_up_ns = NowNs();

@@ -99,6 +99,9 @@ class Executor {
     size_t first = 0;  // sample of the group
     size_t samples = 0;
     std::vector<KeyBags> bags;
+    // Whether all samples have contexts: `bags` are then those of samples' own features.
+    bool own_bags = false;
+    std::vector<uint32_t> own_offsets;
     std::vector<const uint64_t*> places;  // of each of `bags`; of a model with sequences
     std::vector<const Job*> jobs;         // of each of `bags`
     std::vector<SourceCounts> counts;     // by table
@@ -159,6 +162,8 @@ class Executor {
   // Runs the dense net over a part, whose columns of DENSE the net can be given.
   Status RunNet(const DenseWeights& weights, uint32_t number, const float* dense);
   uint32_t PlanParts(std::span<Job*> jobs);
+  // Leaves out of a part's bags those of contexts, which are empty.
+  void PassOverContexts(Part* part) const;
   Status AnswerPart(const BagReader& rows, const VersionInfo& version, uint32_t number);
   Status MakeOutputs(Job* job);
   Status WriteVersionOutputs(const VersionInfo& version, Job* job) const;
@@ -179,10 +184,12 @@ class Executor {
   ModelMetrics* metrics_;
   RequestLimits limits_;
   std::vector<BagFeature> features_;
-  std::vector<std::string> outputs_;  // of the heads' scores; none of a lookup
-  const bool sequences_;              // whether one of them is
-  const bool weighed_;                // whether one of them needs weights
-  RemoteLookupPtr remote_;            // null for a node alone
+  std::vector<uint32_t> sample_columns_;     // those of features_ that samples with contexts have
+  std::vector<BagFeature> sample_features_;  // the same
+  std::vector<std::string> outputs_;         // of the heads' scores; none of a lookup
+  const bool sequences_;                     // whether one of them is
+  const bool weighed_;                       // whether one of them needs weights
+  RemoteLookupPtr remote_;                   // null for a node alone
   // Working memory, kept between executions; bounded by max_keys and max_output_bytes.
   std::vector<Job*> good_;
   std::vector<Part> parts_;
