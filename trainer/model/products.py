@@ -75,12 +75,16 @@ def compiled() -> Iterator[None]:
     Its own way to compile the operator asks for constants, as it may choose a product that packs
     them; ours always calls oneDNN.
     """
-    from torch._inductor import lowering, mkldnn_ir  # here, for they take seconds
+    from torch._inductor import ir, lowering, mkldnn_ir  # here, for they take seconds
+
+    def boxed(create: Any) -> Any:
+        # As what comes out of torch's own: a layer within a net of sequences is reshaped.
+        return lambda *args: ir.TensorBox.create(create(*args))
 
     ours = {
-        ONEDNN_LINEAR: mkldnn_ir.LinearUnary.create,
+        ONEDNN_LINEAR: boxed(mkldnn_ir.LinearUnary.create),
         # Torch puts a sum behind a layer into its call.
-        torch.ops.mkldnn._linear_pointwise.binary: mkldnn_ir.LinearBinary.create,
+        torch.ops.mkldnn._linear_pointwise.binary: boxed(mkldnn_ir.LinearBinary.create),
     }
     before = {operator: lowering.lowerings[operator] for operator in ours}
     lowering.lowerings |= ours
