@@ -188,6 +188,19 @@ def _by_hand(hstu: Hstu, target_d: Tensor, items_Ld: Tensor, gap_L: Tensor) -> T
     return tokens[0] - target_d
 
 
+def test_times_in_milliseconds_have_the_buckets_of_their_edges() -> None:
+    hstu = Hstu(DIM, HSTU.sequences[0], 1, 1)
+    hstu.time_EN.data = torch.arange(len(hstu.time_EN), dtype=torch.float32).unsqueeze(1)
+    edges = torch.tensor([2 ** (k / 2) - 1 for k in range(1, 49)], dtype=torch.float64)
+    at_edges = torch.cat([(edges * 1000).floor() + delta for delta in range(-2, 4)])
+    ms = torch.cat([at_edges.clamp_min(0), torch.arange(100_000.0)]).double()
+    gap_UT = (ms / 1000).float().reshape(1, -1)
+    bias = hstu._of_time(gap_UT.unsqueeze(1), 1)
+    wanted = torch.bucketize(gap_UT, edges.float(), right=True)
+    assert int(wanted.max()) == 48
+    torch.testing.assert_close(bias.reshape(1, -1), wanted.float(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", ["hstu", "hstu without times"])
 def test_hstu_attends_from_each_token_to_itself_and_to_older_ones(name: str) -> None:
     config = MODELS[name]

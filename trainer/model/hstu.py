@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from embertide.trainer.config import ModelConfig, SequenceConfig
 from embertide.trainer.model.history import SequenceNet
 
-# Seconds at which buckets of time begin: two to each doubling, up to 194 days.
-_EDGES_S = tuple(2 ** (k / 2) - 1 for k in range(1, 49))
+# Buckets of time: two to each doubling of the seconds and one more, up to 194 days.
+_BUCKETS = 49
+# Of fp32: bits of the fraction, the exponent of 1, and the fraction of the root of 2.
+_FRACTION, _EXPONENT_OF_1, _ROOT = 23, 127, 0x3504F3
 
 
 class Layer(nn.Module):
@@ -92,8 +94,7 @@ class Hstu(nn.Module):
         self.register_buffer("apart", apart_LL.clamp_min(0).flatten(), persistent=False)
         self.register_buffer("older_LL", apart_LL >= 0, persistent=False)
         if self.times:
-            self.time_EN = nn.Parameter(torch.zeros(len(_EDGES_S) + 1, layers * heads))
-            self.register_buffer("edges", torch.tensor(_EDGES_S), persistent=False)
+            self.time_EN = nn.Parameter(torch.zeros(_BUCKETS, layers * heads))
 
     def forward(
         self, target_Bd: Tensor, items_BLd: Tensor, length_B: Tensor, gap_BT: Tensor
@@ -142,21 +143,31 @@ class Hstu(nn.Module):
         another one, [U or 1, N, L, L].
         """
         places = self.position_NL.shape[1] - 1
-        apart = self.position_NL.index_select(1, self.get_buffer("apart"))
+        # Items of the last layer attend to nothing that is read.
+        inner = self.position_NL[: max(len(self.position_NL) - self.heads, self.heads)]
+        apart = inner.index_select(1, self.get_buffer("apart"))
         of_target = self.position_NL[:, 1:].reshape(1, -1, 1, places)
         of_items = apart.reshape(1, -1, places, places)
         if not self.times:
             return self.position_NL[:, 0], of_target, of_items
-        of_target = of_target + self._of_time(gap_UT.unsqueeze(1))
+        of_target = of_target + self._of_time(gap_UT.unsqueeze(1), of_target.shape[1])
         since_ULL = gap_UT.unsqueeze(1) - gap_UT.unsqueeze(2)
-        of_items = of_items + self._of_time(since_ULL)
+        of_items = of_items + self._of_time(since_ULL, of_items.shape[1])
         return self.position_NL[:, 0] + self.time_EN[0], of_target, of_items
 
-    def _of_time(self, seconds: Tensor) -> Tensor:
-        """Return the bias of all heads for so many seconds."""
-        # Compared with edges, and no logarithm, whose last bit is another in another program.
-        bucket = torch.bucketize(seconds.clamp_min(0), self.get_buffer("edges"), right=True)
-        return nn.functional.embedding(bucket, self.time_EN).permute(0, 3, 1, 2)
+    def _of_time(self, seconds: Tensor, heads: int) -> Tensor:
+        """Return the biases of the first heads for so many seconds, [U, heads, ..]."""
+        # By the float's own bits, and no logarithm, whose last bit is another in another program.
+        bits = (seconds.clamp_min(0) + 1).view(torch.int32)
+        doublings = torch.bitwise_right_shift(bits, _FRACTION) - _EXPONENT_OF_1
+        beyond_root = torch.bitwise_and(bits, (1 << _FRACTION) - 1) >= _ROOT
+        bucket = (2 * doublings + beyond_root.to(torch.int32)).clamp_max(_BUCKETS - 1)
+        # Head by head, so that a compiled program works on neighbouring places together.
+        of_heads = (
+            nn.functional.embedding(bucket, self.time_EN[:, n : n + 1]).squeeze(3)
+            for n in range(heads)
+        )
+        return torch.stack(tuple(of_heads), dim=1)
 
 
 class HstuNet(SequenceNet):
