@@ -16,6 +16,8 @@
 // that those weights are bf16, in the form that oneDNN packs them in; it is for n samples and more
 // (trainer/model/bf16.py). In "context" it is {"rows": n, "tensors": [place, ..]}, places among the
 // direct parameters and prepared tensors, and the program is "context_bf16".
+// With "one_user": n in "context" there is a program "context_one_user" of the same inputs for one
+// user, whose values are not copied for each candidate; it is for n candidates of him and more.
 // "prepare" takes the parameters and gives tensors of the shapes said. "context" takes
 // context_dense, context_embeddings, candidate_dense, candidate_embeddings, the user of each
 // candidate (int64), the direct parameters and the prepared tensors; its outputs are as those of
@@ -112,6 +114,8 @@ class BySize {
 // The programs for users and candidates.
 struct ContextPrograms {
   std::optional<BySize> run;
+  std::optional<Loader> one_user;  // of one that has so many candidates, or more
+  int64_t one_user_from = 0;
   mutable std::mutex preparing;  // versions may be loaded by several threads
   mutable std::optional<Loader> prepare;
   std::vector<uint8_t> dense;  // by column: 1 for the user's
@@ -195,6 +199,10 @@ void ReadContexts(const char* package, const embertide::Json& json,
   for (const auto& shape : json.at("prepared")) contexts->prepared.push_back(shape);
   contexts->run.emplace(package, "context");
   contexts->run->TakeProducts(package, "context_products", json);
+  if (json.contains("one_user")) {
+    contexts->one_user_from = json.at("one_user");
+    contexts->one_user.emplace(package, "context_one_user");
+  }
   if (json.contains("bf16") && HasBf16()) {
     const size_t tensors = contexts->direct.size() + contexts->prepared.size();
     std::vector<size_t> places = json.at("bf16").at("tensors");
@@ -380,6 +388,37 @@ int Run(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights, in
   });
 }
 
+// Users and candidates as tensors of their inputs.
+struct ContextRows {
+  int64_t first_user = 0;
+  int64_t users = 0;
+  int64_t first_candidate = 0;
+  int64_t candidates = 0;
+};
+
+// The inputs of a run over some of a request's rows, the tensors of the version last.
+std::vector<at::Tensor> ContextInputs(const ContextPrograms& contexts,
+                                      const EmbertideDenseContexts& request,
+                                      const ContextRows& rows,
+                                      const std::vector<at::Tensor>& taken) {
+  std::vector<at::Tensor> inputs;
+  inputs.reserve(5 + taken.size());
+  const auto add = [&](const float* data, int64_t first, int64_t count,
+                       const std::vector<uint8_t>& marks, uint8_t mark) {
+    const auto columns = static_cast<int64_t>(std::ranges::count(marks, mark));
+    inputs.push_back(
+        at::from_blob(const_cast<float*>(data) + first * columns, {count, columns}, at::kFloat));
+  };
+  add(request.context_dense, rows.first_user, rows.users, contexts.dense, 1);
+  add(request.context_embeddings, rows.first_user, rows.users, contexts.embeddings, 1);
+  add(request.candidate_dense, rows.first_candidate, rows.candidates, contexts.dense, 0);
+  add(request.candidate_embeddings, rows.first_candidate, rows.candidates, contexts.embeddings, 0);
+  inputs.push_back(at::from_blob(const_cast<int64_t*>(request.user_of) + rows.first_candidate,
+                                 {rows.candidates}, at::kLong));
+  inputs.insert(inputs.end(), taken.begin(), taken.end());
+  return inputs;
+}
+
 int RunContexts(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights,
                 const EmbertideDenseContexts* request, float* const* scores, char* error,
                 size_t capacity) {
@@ -387,26 +426,32 @@ int RunContexts(EmbertideDenseProgram* program, const EmbertideDenseWeights* wei
     UseThisThreadAlone();
     const c10::InferenceMode inference;
     ContextPrograms& contexts = *program->contexts;
-    std::vector<at::Tensor> inputs;
-    inputs.reserve(5 + weights->of_contexts.size());
-    const auto add = [&](const float* data, int64_t rows, const std::vector<uint8_t>& marks,
-                         uint8_t mark) {
-      const auto columns = static_cast<int64_t>(std::ranges::count(marks, mark));
-      inputs.push_back(at::from_blob(const_cast<float*>(data), {rows, columns}, at::kFloat));
-    };
-    add(request->context_dense, request->users, contexts.dense, 1);
-    add(request->context_embeddings, request->users, contexts.embeddings, 1);
-    add(request->candidate_dense, request->candidates, contexts.dense, 0);
-    add(request->candidate_embeddings, request->candidates, contexts.embeddings, 0);
-    inputs.push_back(
-        at::from_blob(const_cast<int64_t*>(request->user_of), {request->candidates}, at::kLong));
+    const uint32_t heads = program->shape.heads;
+    const int64_t candidates = request->candidates;
     Loader* in_bf16 =
-        weights->of_contexts_bf16.empty() ? nullptr : contexts.run->InBf16(request->candidates);
-    const auto& taken = in_bf16 != nullptr ? weights->of_contexts_bf16 : weights->of_contexts;
-    inputs.insert(inputs.end(), taken.begin(), taken.end());
-    Loader& runs = in_bf16 != nullptr ? *in_bf16 : contexts.run->Of(request->candidates);
-    TakeScores(runs.boxed_run(std::move(inputs)), program->shape.heads, request->candidates,
-               scores);
+        weights->of_contexts_bf16.empty() ? nullptr : contexts.run->InBf16(candidates);
+    const bool apart = in_bf16 == nullptr && contexts.one_user &&
+                       candidates >= contexts.one_user_from * request->users;
+    if (!apart) {
+      const auto& taken = in_bf16 != nullptr ? weights->of_contexts_bf16 : weights->of_contexts;
+      Loader& runs = in_bf16 != nullptr ? *in_bf16 : contexts.run->Of(candidates);
+      const ContextRows all{.users = request->users, .candidates = candidates};
+      TakeScores(runs.boxed_run(ContextInputs(contexts, *request, all, taken)), heads, candidates,
+                 scores);
+      return;
+    }
+    std::vector<float*> into(scores, scores + heads);
+    for (int64_t first = 0; first < candidates;) {
+      const int64_t user = request->user_of[first];
+      int64_t end = first + 1;
+      while (end < candidates && request->user_of[end] == user) ++end;
+      const ContextRows rows{user, 1, first, end - first};
+      auto inputs = ContextInputs(contexts, *request, rows, weights->of_contexts);
+      TakeScores(contexts.one_user->boxed_run(std::move(inputs)), heads, rows.candidates,
+                 into.data());
+      for (float*& head : into) head += rows.candidates;
+      first = end;
+    }
   });
 }
 

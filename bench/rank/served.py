@@ -55,7 +55,7 @@ Arrays = Mapping[str, NDArray[Any]]
 _CLAIM = "F.1"
 _SEED = 20_261_129
 _REQUESTS = 32  # distinct ones of a case; perf_analyzer sends them in a circle
-_WINDOW_MS = 1500
+WINDOW_MS = 1500
 _AGREE, _AGREE_TORCH = 1e-6, 1e-5  # of the largest score; torch's own sums are in another order
 _ROWS, _BAG, _BAGS = 20_000, 50, 5  # of `production`: rows of a table, and features that are bags
 _NEWS = NewsSource(NewsConfig(hours=6, views_per_hour=4000))
@@ -169,7 +169,7 @@ class Model:
             for b in range(count)
             for name in self.features
         ]
-        return _jagged("", bags)
+        return jagged("", bags)
 
     def by_hand(self, request: Request) -> Arrays:
         """Return the request of `aoti_peer`: keys of the user, and of candidates."""
@@ -182,7 +182,7 @@ class Model:
         columns = [request.candidates[name] for name in self.features if name not in self.context]
         count = len(columns[0])
         return {
-            **_jagged("CONTEXT_", [request.bags[name] for name in self.context]),
+            **jagged("CONTEXT_", [request.bags[name] for name in self.context]),
             "CANDIDATES": np.array([[count]], np.int32),
             "KEYS": np.stack(columns, axis=1).reshape(1, -1),
             **({} if self._is_news else {"LENGTHS": np.ones((1, count * len(columns)), np.int32)}),
@@ -201,7 +201,8 @@ def _is_made(case: Case, feature: FeatureConfig) -> bool:
     return bool(feature.crossed) or feature.name in made
 
 
-def _jagged(prefix: str, bags: Sequence[NDArray[np.int64]]) -> Arrays:
+def jagged(prefix: str, bags: Sequence[NDArray[np.int64]]) -> Arrays:
+    """Return the inputs of bags: their keys, and how many each has."""
     return {
         f"{prefix}KEYS": np.concatenate(bags)[None],
         f"{prefix}LENGTHS": np.array([[len(bag) for bag in bags]], np.int32),
@@ -350,7 +351,7 @@ class Server:
     def measure(self, name: str, data: Path, batch: int) -> perf.Measured:
         """Run perf_analyzer once."""
         load = perf.Load(
-            model=name, url=self._triton.grpc, data=data, batch=batch, window_ms=_WINDOW_MS
+            model=name, url=self._triton.grpc, data=data, batch=batch, window_ms=WINDOW_MS
         )
         measured = perf.run(load)
         rate, p99 = measured.requests_per_s, measured.latency_us_p99
@@ -358,7 +359,7 @@ class Server:
         return measured
 
 
-def _write(path: Path, requests: Sequence[Arrays], *, by_sample: bool) -> Path:
+def write_data(path: Path, requests: Sequence[Arrays], *, by_sample: bool) -> Path:
     """Write perf_analyzer's JSON; rectangular samples stand one by one."""
     entries = []
     for arrays in requests:
@@ -425,7 +426,7 @@ def _rows(server: Server, candidates: int, repetitions: int) -> Iterator[report.
     repeated, single = [[make(each) for each in requests] for make in (model.whole, model.once)]
     rectangular = "LENGTHS" not in repeated[0]
     data = {
-        name: _write(
+        name: write_data(
             BUILD / "bench" / "data" / f"rank-{name}.json",
             [_by_name(model, name, each) for each in requests],
             by_sample=rectangular and name == "whole",

@@ -262,6 +262,30 @@ def test_what_is_made_of_a_user_is_made_once_for_all_candidates(site: Site, node
     wait_until(lambda: [counted(each) for each in of] == counts)
 
 
+@pytest.mark.parametrize("each", [1, 15, 40])
+def test_users_of_few_and_of_many_candidates_get_the_same_scores(site: Site, each: int) -> None:
+    """A user of many has a run of the dense net of its own."""
+    batch = some_events()
+    rng = np.random.default_rng(each)
+    users_BF = own(batch)[2:8]
+    candidates_BC = rng.choice(own(batch)[:, NAMES.index("cand")], (len(users_BF), each))
+    arrays, _ = by_contexts(users_BF, candidates_BC)
+    arrays["CANDIDATES"] = np.array([[1, *[each] * 4, 2 * each - 1]], np.int32)
+    of_user = np.repeat(np.arange(len(users_BF)), arrays["CANDIDATES"][0])
+    whole_BF = users_BF[of_user]
+    whole_BF[:, NAMES.index("cand")] = candidates_BC.ravel()
+
+    def counted() -> float:
+        page = site.pair.nodes[0].metrics()
+        return metric(page, "embertide_contexts_total", of="candidates_in_context_program")
+
+    before = counted()
+    wanted, got = site.score(0, {"KEYS": whole_BF}), site.score(0, arrays)
+    np.testing.assert_allclose(output(got, "SCORE"), output(wanted, "SCORE"), rtol=0, atol=1e-6)
+    assert len(np.unique(output(got, "SCORE"))) > each
+    wait_until(lambda: counted() == before + len(whole_BF))
+
+
 def test_events_are_asked_with_their_users_columns_once(site: Site) -> None:
     events = some_events()
     batch = dataclasses.replace(events, keys_BF=own(events))

@@ -38,12 +38,15 @@ class Net:
         check = Check(graph, contexts, tensors)
         return cls(module=module, contexts=contexts, graph=graph, check=check)
 
-    def difference(self, graph: Graph, users: int = 3, candidates: int = 7) -> float:
+    def difference(
+        self, graph: Graph, users: int = 3, candidates: int = 7, *, one_user: bool = False
+    ) -> float:
         """Return how far a graph's scores lie from the module's, as a share of the largest."""
         split, user_of_row = self.request(users, candidates)
         tensors = programs.tensors_for_run(graph, named_tensors(self.module))
         with torch.no_grad():
-            (got,) = programs.Run(graph)(*split, user_of_row, *tensors)
+            run = programs.Run(graph, one_user=one_user)
+            (got,) = run(*split, user_of_row, *tensors)
             want = self.module(*joined(self.contexts, split, user_of_row)).reshape(-1)
         return float((got.reshape(-1) - want).abs().max() / want.abs().max())
 

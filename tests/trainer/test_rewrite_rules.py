@@ -14,7 +14,7 @@ from embertide.trainer.model.build import build_net
 from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.rewrite.check import TOLERANCE
 from embertide.trainer.model.rewrite.graph import Graph, Mark, RewriteError
-from embertide.trainer.model.rewrite.programs import tensors_of
+from embertide.trainer.model.rewrite.programs import multiplies_gathered, tensors_of
 from embertide.trainer.model.rewrite.reading import Contexts
 from embertide.trainer.model.rewrite.rules import RULES
 from embertide.trainer.presets import PRESETS
@@ -205,6 +205,15 @@ def test_what_becomes_of_a_history_is_computed_once_a_user() -> None:
     projected = [each for each in named(graph, "linear") if each.shape[2:] == (4 * 32,)]
     rows = {Mark.CANDIDATE: 1, Mark.CONTEXT: 20}
     assert {(each.mark, each.shape[1]) for each in projected} == set(rows.items())
+
+
+@pytest.mark.parametrize("name", [*_ours(), *OWN])
+def test_of_one_user_nothing_is_copied_for_its_candidates(name: str) -> None:
+    net = net_of(name)
+    graph = next(RULES["hoist"](net.graph))
+    assert net.difference(graph, users=1, one_user=True) <= TOLERANCE
+    products = [each for each in graph.values if multiplies_gathered(each)]
+    assert len(products) == {"hstu": 4, "history": 1, "crossed": 1}.get(name, 0)
 
 
 def test_a_target_beside_each_item_is_multiplied_once() -> None:

@@ -25,7 +25,7 @@ from embertide.trainer.model.history import SequenceNet
 
 # Buckets of time: two to each doubling of the seconds and one more, up to 194 days.
 _BUCKETS = 49
-# Of fp32: bits of the fraction, the exponent of 1, and the fraction of the root of 2.
+# Parts of an fp32: bits of the fraction, the exponent of 1, and the fraction of the root of 2.
 _FRACTION, _EXPONENT_OF_1, _ROOT = 23, 127, 0x3504F3
 
 

@@ -78,7 +78,7 @@ def compiled() -> Iterator[None]:
     from torch._inductor import ir, lowering, mkldnn_ir  # here, for they take seconds
 
     def boxed(create: Any) -> Any:
-        # As what comes out of torch's own: a layer within a net of sequences is reshaped.
+        # Torch's own come in a box, too, which the reshape behind a layer over places asks for.
         return lambda *args: ir.TensorBox.create(create(*args))
 
     ours = {

@@ -1,9 +1,9 @@
 """The programs of a package for requests with contexts: what a node runs beside the plain one.
 
 A package (model/export.py) of a net with contexts has more programs: CONTEXT scores U users and B
-candidates, PRODUCTS does so where there are many (model/products.py), and PREPARE makes once a
-version the tensors that both take beside the version's own. The node's side is
-backend_cpp/dense/plugin.cc.
+candidates, PRODUCTS does so where there are many (model/products.py), ONE_USER where they are of
+one user, whose matrices they are multiplied by; and PREPARE makes once a version the tensors that
+all take beside the version's own. The node's side is backend_cpp/dense/plugin.cc.
 """
 
 import dataclasses
@@ -26,10 +26,12 @@ from embertide.trainer.model.rewrite.reading import Contexts
 from embertide.trainer.model.rewrite.search import search
 
 CONTEXT, PRODUCTS, PREPARE = "context", "context_products", "prepare"
+ONE_USER = "context_one_user"
 BF16 = "context_bf16"
 COSTS = "costs.json"
 CANDIDATES = 256
 """Candidates of the one user, in the request that is timed."""
+_OF_ONE_USER = 16  # candidates of a user from which on it has a run of its own
 log = logging.getLogger(__name__)
 
 
@@ -38,11 +40,12 @@ class ContextPrograms:
     """Programs for requests with contexts, and what a node has to know of them.
 
     Attributes:
-        programs: Exported, by name: CONTEXT; PRODUCTS of a net with larger layers, and BF16 by
-            choice; and PREPARE where they take prepared tensors.
+        programs: Exported, by name: CONTEXT; PRODUCTS of a net with larger layers, ONE_USER of one
+            that multiplies candidates with matrices of their users, and BF16 by choice; and PREPARE
+            where they take prepared tensors.
         description: Their description for the package's metadata: names of the tensors that are
             taken as they are, and shapes of those that PREPARE gives, in the order of CONTEXT's
-            inputs; and how many candidates PRODUCTS and BF16 are for.
+            inputs; and how many candidates PRODUCTS, ONE_USER and BF16 are for.
     """
 
     programs: dict[str, torch.export.ExportedProgram]
@@ -80,6 +83,11 @@ def context_programs(
     first = products.first_batch(run[CONTEXT], programs.CANDIDATES_INPUT)
     if first:
         run[PRODUCTS] = products.of(run[CONTEXT], programs.CANDIDATES_INPUT)
+    from_candidates = 0
+    if any(map(programs.multiplies_gathered, found.values)):
+        from_candidates = max(first or 0, _OF_ONE_USER)
+        one = programs.exported_run(found, contexts, tensors, one_user=True)
+        run[ONE_USER] = products.of(one, programs.CANDIDATES_INPUT) if first else one
     in_bf16 = bf16.of(run[CONTEXT], programs.CANDIDATES_INPUT) if with_bf16 else None
     if in_bf16 is not None:
         run[BF16] = in_bf16.program
@@ -97,6 +105,7 @@ def context_programs(
             "direct": list(taken.direct),
             "prepared": [list(each.shape) for each in prepared],
             **({products.NAME: first} if first else {}),
+            **({"one_user": from_candidates} if from_candidates else {}),
             **({bf16.NAME: _bf16_json(in_bf16)} if in_bf16 else {}),
         },
     )

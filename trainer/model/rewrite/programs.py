@@ -21,6 +21,7 @@ from embertide.trainer.model.rewrite.graph import (
 )
 from embertide.trainer.model.rewrite.reading import INPUTS, Contexts
 
+_A: Any = torch.ops.aten
 CANDIDATES_INPUT = INPUTS.index("candidate_embeddings")
 """The place of an input that has a row a candidate."""
 
@@ -55,9 +56,13 @@ def tensors_of(graph: Graph) -> Tensors:
 
 
 def evaluated(
-    wanted: Iterable[Value], known: Mapping[Value, Tensor], user_of_row: Tensor | None = None
+    wanted: Iterable[Value],
+    known: Mapping[Value, Tensor],
+    user_of_row: Tensor | None = None,
+    *,
+    one_user: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Compute values from those that are known."""
+    """Compute values from those that are known; of `one_user`, its row is never copied."""
     found: dict[Value, Any] = dict(known)
 
     def number(argument: Argument) -> Any:
@@ -76,12 +81,40 @@ def evaluated(
             found[value] = value.args[0]
         elif value.op is Pseudo.GATHER:
             assert user_of_row is not None
-            found[value] = found[value.args[0]].index_select(0, user_of_row)
+            given = found[value.args[0]]
+            found[value] = (
+                given.expand(user_of_row.shape[0], *given.shape[1:])
+                if one_user
+                else given.index_select(0, user_of_row)
+            )
+        elif one_user and multiplies_gathered(value):
+            row, matrix = value.args
+            found[value] = _by_one_matrix(found[row], found[matrix.args[0]])
         else:
             args = [listed(mapped(each, number)) for each in value.args]
             kwargs = {name: listed(mapped(each, number)) for name, each in value.kwargs}
             found[value] = value.op(*args, **kwargs)
     return tuple(found[each] for each in wanted)
+
+
+def multiplies_gathered(value: Value) -> bool:
+    """Whether it is the product of a candidate's row and a matrix of its user.
+
+    The library takes such matrices one after the other in memory, so a program copies the user's
+    matrix for each candidate: of 256 candidates and a history of 128 items, 16 MB a request.
+    """
+    if value.op not in (_A.matmul.default, _A.bmm.default):
+        return False
+    row, matrix = value.args
+    if matrix.op is not Pseudo.GATHER or row.op is Pseudo.GATHER:
+        return False
+    return len(row.shape) == len(matrix.shape) > 2 and row.shape[-2] == 1
+
+
+def _by_one_matrix(row: Tensor, matrix: Tensor) -> Tensor:
+    """Return the product of rows [B, .., 1, n] and the one matrix [1, .., n, m]."""
+    product = torch.matmul(row.squeeze(-2).movedim(0, -2), matrix.squeeze(0))
+    return product.movedim(-2, 0).unsqueeze(-2)
 
 
 def _below(wanted: tuple[Value, ...], known: Mapping[Value, Tensor]) -> list[Value]:
@@ -120,12 +153,13 @@ class Prepare(nn.Module):
 class Run(nn.Module):
     """(*INPUTS, user_of_row_B, *direct tensors, *prepared tensors) -> scores_B of each head.
 
-    Of U users and B candidates; user_of_row is int64, below U.
+    Of U users and B candidates; user_of_row is int64, below U. Of one user, it is not looked at.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, *, one_user: bool = False) -> None:
         """Build for a graph."""
         super().__init__()
+        self._one_user = one_user
         self._outputs = graph.outputs
         tensors = tensors_of(graph)
         parameters = _parameters(graph)
@@ -146,7 +180,7 @@ class Run(nn.Module):
         by_name = dict(zip(INPUTS, given, strict=True))
         known = {value: by_name[name] for name, value in self._inputs.items()}
         known |= dict(zip(self._tensors, tensors, strict=True))
-        return evaluated(self._outputs, known, user_of_row)
+        return evaluated(self._outputs, known, user_of_row, one_user=self._one_user)
 
 
 def _parameters(graph: Graph) -> dict[str, Value]:
@@ -161,16 +195,18 @@ def tensors_for_run(graph: Graph, tensors: Mapping[str, Tensor]) -> tuple[Tensor
 
 
 def exported_run(
-    graph: Graph, contexts: Contexts, tensors: Mapping[str, Tensor]
+    graph: Graph, contexts: Contexts, tensors: Mapping[str, Tensor], *, one_user: bool = False
 ) -> torch.export.ExportedProgram:
-    """Export a graph's `Run`, of any numbers of users and candidates."""
-    users = torch.export.Dim("users", min=1, max=1 << 20)
+    """Export a graph's `Run`, of any number of candidates and of users, or of `one_user`."""
+    users = None if one_user else torch.export.Dim("users", min=1, max=1 << 20)
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
-    rows = (2, 2, 3, 3)
+    rows = (1, 1, 3, 3) if one_user else (2, 2, 3, 3)
     pairs = zip(rows, contexts.widths(), strict=True)
     inputs = tuple(torch.zeros(count, width) for count, width in pairs)
     taken = tensors_for_run(graph, tensors)
-    dims = ({0: users}, {0: users}, {0: batch}, {0: batch}, {0: batch})
+    of_users: dict[int, Any] = {} if users is None else {0: users}
+    dims = (of_users, of_users, {0: batch}, {0: batch}, {0: batch})
     shapes: Any = (*dims, tuple({} for _ in taken))
     example = (*inputs, torch.zeros(3, dtype=torch.int64), *taken)
-    return torch.export.export(Run(graph).eval(), example, dynamic_shapes=shapes)
+    run = Run(graph, one_user=one_user).eval()
+    return torch.export.export(run, example, dynamic_shapes=shapes)

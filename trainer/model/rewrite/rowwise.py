@@ -26,6 +26,7 @@ ELEMENTWISE = frozenset(
         *(_A.gt.Scalar, _A.ge.Scalar, _A.lt.Scalar, _A.le.Scalar, _A.eq.Scalar, _A.ne.Scalar),
         *(_A.logical_and.default, _A.logical_or.default, _A.logical_not.default),
         *(_A.bitwise_and.Tensor, _A.bitwise_or.Tensor, _A.bitwise_not.default),
+        *(_A.bitwise_and.Scalar, _A.bitwise_right_shift.Tensor_Scalar, _A.view.dtype),
         *(_A.zeros_like.default, _A.ones_like.default, _A.to.dtype, _A._to_copy.default),
     }
 )
