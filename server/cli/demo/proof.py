@@ -41,6 +41,18 @@ class Check:
         return bool(self.reported == self.found)
 
 
+def scored(page: MetricsPage) -> int:
+    """Return how many samples nodes have scored.
+
+    Triton counts the first dimension of a request, which is 1 of one with contexts; the candidates
+    of those are counted by the backend.
+    """
+    contexts = "embertide_contexts_total"
+    with_contexts = page.sum(contexts, model=MODEL, of="requests")
+    candidates = page.sum(contexts, model=MODEL, of="candidates")
+    return int(page.sum("nv_inference_count", model=MODEL) - with_contexts + candidates)
+
+
 def check(options: DemoOptions, report: Mapping[str, Any]) -> Iterator[Check]:
     """Yield every check of a report against the records, the input and the nodes' metrics.
 
@@ -51,8 +63,7 @@ def check(options: DemoOptions, report: Mapping[str, Any]) -> Iterator[Check]:
     for name, found in figures.items():
         yield Check(name, report[name], found)
     page = MetricsPage(options.metrics.read_text())
-    inferences = int(page.sum("nv_inference_count", model=MODEL))
-    yield Check("nv_inference_count", report["events"] + report["probes"], inferences)
+    yield Check("nv_inference_count", report["events"] + report["probes"], scored(page))
     failures = int(page.sum("nv_inference_request_failure", model=MODEL))
     yield Check(
         "nv_inference_request_failure",
