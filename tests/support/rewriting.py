@@ -5,6 +5,8 @@ Shapes: U users, B candidates, D dense columns, E all embedding values of a samp
 
 import dataclasses
 import random
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +22,22 @@ from embertide.trainer.model.rewrite.reading import Contexts
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Net:
-    """A module, its graph before rewriting, and what they are compared on."""
+    """A module, its graph before rewriting, and what they are compared on.
+
+    Attributes:
+        lengths: Of the user's dense columns, those that say how many of so many items there are.
+        gaps: Those that hold seconds.
+    """
 
     module: nn.Module
     contexts: Contexts
     graph: Graph
     check: Check
+    lengths: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    gaps: Sequence[int] = ()
 
     @classmethod
-    def of(cls, module: nn.Module, contexts: Contexts) -> "Net":
+    def of(cls, module: nn.Module, contexts: Contexts, **more: Any) -> "Net":
         """Read a module."""
         module.eval()
         tensors = named_tensors(module)
@@ -36,7 +45,7 @@ class Net:
             program = reading.exported(module, tensors, contexts)
         graph = reading.read(program, list(tensors), contexts)
         check = Check(graph, contexts, tensors)
-        return cls(module=module, contexts=contexts, graph=graph, check=check)
+        return cls(module=module, contexts=contexts, graph=graph, check=check, **more)
 
     def difference(
         self, graph: Graph, users: int = 3, candidates: int = 7, *, one_user: bool = False
@@ -55,6 +64,10 @@ class Net:
         generator = torch.Generator().manual_seed(users * 1000 + candidates)
         pairs = zip((users, users, candidates, candidates), self.contexts.widths(), strict=True)
         split = tuple(0.3 * torch.randn(n, width, generator=generator) for n, width in pairs)
+        dense = split[0]  # of users
+        for column, length in self.lengths.items():
+            dense[:, column] = torch.randint(1, length + 1, (users,), generator=generator).float()
+        dense[:, list(self.gaps)] = 1e4 * dense[:, list(self.gaps)].abs()
         return split, torch.randint(0, users, (candidates,), generator=generator)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from embertide.trainer.config import DenseConfig, ModelConfig
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.dlrm import Probability
+from embertide.trainer.model.history import SequenceNet
 from embertide.trainer.model.rewrite.check import TOLERANCE
 from embertide.trainer.model.rewrite.graph import Graph, Mark, RewriteError
 from embertide.trainer.model.rewrite.programs import multiplies_gathered, tensors_of
@@ -95,7 +96,18 @@ def net_of(name: str) -> Net:
     if name in OWN:
         return Net.of(OWN[name](), OF_USER)
     config = _ours()[name]
-    return Net.of(Probability(build_net(config)), of_features(config, SHOWN))
+    net = build_net(config)
+    lengths, gaps = dict[int, int](), list[int]()
+    if isinstance(net, SequenceNet):
+        for column, length, width in zip(
+            net.length_columns, net.lengths, net.gap_widths, strict=True
+        ):
+            lengths[column] = length
+            gaps += range(column + 2, column + 2 + width)
+        for each in net.attention.parameters():  # what is attended to is to matter
+            each.data = 3 * each.data + 0.1 * torch.randn_like(each)
+    contexts = of_features(config, SHOWN)
+    return Net.of(Probability(net), contexts, lengths=lengths, gaps=gaps)
 
 
 def reached(graph: Graph, most: int) -> Iterator[tuple[str, Graph]]:
