@@ -21,7 +21,7 @@ from embertide.server.core.errors import StateUnavailableError
 from embertide.server.core.plan.layout import Bucket, Place, layout_of
 from embertide.server.core.plan.moves import Step
 from embertide.server.core.plan.validity import check_plan
-from embertide.server.core.state import Writes
+from embertide.server.core.state import SavedState, Writes
 from embertide.server.services.control_server import ControlServer, ServerOptions
 from embertide.v1 import control_pb2, plan_pb2
 
@@ -157,22 +157,29 @@ class Site:
         request = control_pb2.SteerOperationRequest(id=id, steering=steering)
         wait_until(lambda: self._answered("SteerOperation", request), ENDS_WITHIN_S)
 
+    def loaded(self) -> SavedState:
+        """The stored state, once Redis is there: its last kill may come after the last write."""
+        found: list[SavedState] = []
+
+        def answers() -> bool:
+            with contextlib.suppress(StateUnavailableError):
+                self.store.note_plan()
+                found.append(self.store.load())
+            return bool(found)
+
+        wait_until(answers, ENDS_WITHIN_S)
+        return found[0]
+
     def record(self, id: str) -> control_pb2.OperationRecord:
-        self.store.note_plan()
-        return self.store.load().operations[id]
+        return self.loaded().operations[id]
 
     def ends(self, id: str) -> control_pb2.Operation:
-        def ended() -> bool:
-            with contextlib.suppress(StateUnavailableError):
-                return self.record(id).operation.ended_ms > 0
-            return False
-
-        wait_until(ended, ENDS_WITHIN_S)
+        wait_until(lambda: self.record(id).operation.ended_ms > 0, ENDS_WITHIN_S)
         self.store.killing = False
         return self.record(id).operation
 
     def owners(self) -> dict[Bucket, tuple[Place, ...]]:
-        plan = self.store.load().plan
+        plan = self.loaded().plan
         assert plan is not None
         layout = layout_of(plan.whole().assignments)
         assert not any(held.joining or held.leaving for held in layout.values())
