@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from consoles import PATHS, Served, made
+from consoles import OF_THE_FLEET, PATHS, Served, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_fleet import MadeFleet, Names, answers
@@ -150,7 +150,7 @@ def test_it_shows_what_it_knew_while_the_control_plane_is_away() -> None:
         fleet.die()
         there.console.source.forget_age()
         wait_until(lambda: "does not answer; these figures" in visitor.get("/").text)
-        for path in PATHS:
+        for path in OF_THE_FLEET:
             page = visitor.get(path)
             assert page.status == 200
             assert "does not answer; these figures are" in page.text
@@ -165,7 +165,7 @@ def test_a_control_plane_that_never_answered_is_named() -> None:
     with made(answers()) as (there, fleet):
         visitor = there.visitor("")
         fleet.die()
-        for path in PATHS:
+        for path in OF_THE_FLEET:
             page = visitor.get(path)
             assert page.status == 503
             assert "has not said anything yet" in page.text

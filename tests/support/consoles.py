@@ -11,7 +11,8 @@ from embertide.server.console.app import Console, ConsoleOptions
 from embertide.server.console.server import ConsoleServer, HttpsFolder
 from embertide.server.console.views import VIEWS
 
-PATHS = [path for path, _, _ in VIEWS.values()]
+OF_THE_FLEET = [path for path, _, _ in VIEWS.values()]
+PATHS = [*OF_THE_FLEET, "/sizing"]
 
 
 class Served(NamedTuple):
