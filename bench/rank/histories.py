@@ -18,11 +18,10 @@ import numpy as np
 import torch
 import tritonclient.grpc
 from numpy.typing import NDArray
-from tritonclient.utils import np_to_triton_dtype
 
 from bench import perf, report
 from bench.models import bucket_records
-from bench.rank.served import WINDOW_MS, Arrays, jagged, write_data
+from bench.rank.served import WINDOW_MS, Arrays, computed_once, jagged, scores_of, write_data
 from bench.report import CONSOLE
 from bench.servers import BUILD, BenchError, make_backends, path_without_venv
 from bench.train.sequences import ATTENTION, HSTU
@@ -158,34 +157,6 @@ def requests(config: ModelConfig, candidates: int) -> list[Arrays]:
     return made
 
 
-def _check(url: str, name: str, arrays: Arrays) -> None:
-    """Refuse a server whose scores are nearly all alike.
-
-    Raises:
-        BenchError: They are.
-    """
-    inputs = []
-    for tensor, array in arrays.items():
-        inputs.append(
-            tritonclient.grpc.InferInput(tensor, array.shape, np_to_triton_dtype(array.dtype))
-        )
-        inputs[-1].set_data_from_numpy(np.ascontiguousarray(array))
-    with tritonclient.grpc.InferenceServerClient(url) as client:
-        scores = client.infer(name, inputs).as_numpy("SCORE")
-    if len(np.unique(scores)) < scores.size / 4:
-        raise BenchError(f"{name}: {scores.size} scores are nearly all alike")
-
-
-def _counted(started: triton.TritonServer, name: str) -> float:
-    """Return the candidates whose context the dense net computed once."""
-    labels = ('of="candidates_in_context_program"', f'model="{name}"')
-    return sum(
-        float(line.rpartition(" ")[2])
-        for line in started.metrics().splitlines()
-        if line.startswith("embertide_contexts_total{") and all(each in line for each in labels)
-    )
-
-
 def rows(candidates: Sequence[int], repetitions: int) -> Iterator[report.Row]:
     """Measure both models at each number of candidates."""
     with server(MODELS) as started:
@@ -197,7 +168,8 @@ def _rows(started: triton.TritonServer, candidates: int, repetitions: int) -> It
     data = {}
     for name, config in MODELS.items():
         drawn = requests(config, candidates)
-        _check(started.grpc, name, drawn[0])
+        with tritonclient.grpc.InferenceServerClient(started.grpc) as client:
+            scores_of(client, name, drawn[0])  # refuses those that are nearly all alike
         path = BUILD / "bench" / "data" / f"rank-{name}.json"
         data[name] = write_data(path, drawn, by_sample=False)
     series: dict[str, list[perf.Measured]] = {name: [] for name in MODELS}
@@ -207,7 +179,7 @@ def _rows(started: triton.TritonServer, candidates: int, repetitions: int) -> It
             measured.append(perf.run(load))
             rate, p99 = measured[-1].requests_per_s, measured[-1].latency_us_p99
             CONSOLE.print(f"[dim]{name}: {rate:,.1f}/s, p99 {p99:,.0f} us")
-    if not all(_counted(started, name) for name in MODELS):
+    if not all(computed_once(started, name) for name in MODELS):
         raise BenchError("the program for contexts was not run: see the log")
     ours, peer = series.values()
     case = f"HSTU over 128 items, one user x {candidates}"

@@ -40,6 +40,7 @@ from bench.servers import (
 )
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import free_ports
+from embertide.server.cli.metrics_page import MetricsPage
 from embertide.trainer.config import FeatureConfig, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.store import store_table
@@ -264,6 +265,32 @@ def _write_aoti_model(
     (directory / "config.pbtxt").write_text("\n".join(lines) + "\n")
 
 
+def scores_of(
+    client: tritonclient.grpc.InferenceServerClient, name: str, arrays: Arrays
+) -> NDArray[np.float32]:
+    """Return a model's scores of a request, flat.
+
+    Raises:
+        BenchError: They are nearly all alike.
+    """
+    inputs = []
+    for tensor, array in arrays.items():
+        kind = np_to_triton_dtype(array.dtype)
+        inputs.append(tritonclient.grpc.InferInput(tensor, array.shape, kind))
+        inputs[-1].set_data_from_numpy(np.ascontiguousarray(array))
+    scores = np.asarray(client.infer(name, inputs).as_numpy("SCORE"), np.float32).ravel()
+    if len(np.unique(scores)) < len(scores) / 4:
+        raise BenchError(f"{name}: {len(scores)} scores are nearly all alike")
+    return scores
+
+
+def computed_once(server: triton.TritonServer, name: str) -> float:
+    """Return the candidates of a model whose context the dense net computed once."""
+    page = MetricsPage(server.metrics())
+    of = "candidates_in_context_program"
+    return page.sum("embertide_contexts_total", model=name, of=of)
+
+
 class Server:
     """The models of a case in one tritonserver. A context manager."""
 
@@ -330,23 +357,11 @@ class Server:
 
     def scores(self, name: str, arrays: Arrays) -> NDArray[np.float32]:
         """Return the scores of a request, flat."""
-        inputs = []
-        for tensor, array in arrays.items():
-            kind = np_to_triton_dtype(array.dtype)
-            inputs.append(tritonclient.grpc.InferInput(tensor, array.shape, kind))
-            inputs[-1].set_data_from_numpy(np.ascontiguousarray(array))
-        answer = self.client.infer(name, inputs).as_numpy("SCORE")
-        return np.asarray(answer, np.float32).ravel()
+        return scores_of(self.client, name, arrays)
 
-    def counted(self, of: str) -> float:
-        """Return what is counted of requests with contexts."""
-        lines = self._triton.metrics().splitlines()
-        found = [
-            line
-            for line in lines
-            if line.startswith("embertide_contexts_total{") and f'of="{of}"' in line
-        ]
-        return sum(float(line.rpartition(" ")[2]) for line in found if 'model="once"' in line)
+    def counted(self) -> float:
+        """Return the candidates whose context the dense net of `once` computed once."""
+        return computed_once(self._triton, "once")
 
     def measure(self, name: str, data: Path, batch: int) -> perf.Measured:
         """Run perf_analyzer once."""
@@ -399,8 +414,6 @@ def _check(server: Server, requests: Sequence[Request]) -> dict[str, float]:
     worst = dict.fromkeys(server.names_for(count)[1:], 0.0)
     for request in requests[:4]:
         once = server.scores("once", model.once(request))
-        if len(np.unique(once)) < len(once) / 4:
-            raise BenchError(f"{model.name}: {len(once)} scores are nearly all alike")
         for name in worst:
             other = server.scores(name, _by_name(model, name, request))
             off = float(np.abs(other - once).max() / np.abs(other).max())
@@ -438,7 +451,7 @@ def _rows(server: Server, candidates: int, repetitions: int) -> Iterator[report.
         for name, measured in series.items():
             batch = candidates if name == "whole" and rectangular else 1
             measured.append(server.measure(name, data[name], batch))
-    if not server.counted("candidates_in_context_program"):
+    if not server.counted():
         raise BenchError(f"{model.name}: the program for contexts was not run: see the log")
     case = f"{model.name}, one user x {candidates}"
     named: Any = {"peer_name": "today's: all columns in each candidate", "claim": _CLAIM}

@@ -5,9 +5,11 @@ runs: one of `embertide[train]` has no Triton.
 """
 
 import dataclasses
+import functools
 import importlib
+import inspect
 import ipaddress
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +224,26 @@ def read_secret(option: str, path: Path, refusal: type[OperatingError]) -> str:
         raise refusal(f"{option} {system_error(error)}") from error
     except UnicodeDecodeError as error:
         raise refusal(f"{option} {path} is no text; give another file") from error
+
+
+def with_options(
+    command: Callable[..., None], collected: str, added: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """Give a command more options than its signature names; it gets their values by name.
+
+    Args:
+        command: The command.
+        collected: Its parameter that gets them, a dict.
+        added: The options, behind those that it has.
+    """
+    signature = inspect.signature(command)
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        values = {each.name: given.pop(each.name) for each in added}
+        command(**{collected: values}, **given)
+
+    own = [each for name, each in signature.parameters.items() if name != collected]
+    run.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in (*own, *added)}
+    return run

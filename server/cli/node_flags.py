@@ -1,13 +1,12 @@
 """The flags of `serve` that are a node's options: made of their declaration, and read back."""
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
-from embertide._common.commands import a_name, address, one_address
+from embertide._common.commands import a_name, address, one_address, with_options
 from embertide.server.adapters.node_options import MIB, OPTIONS, Option
 from embertide.server.adapters.process import UsageError
 from embertide.v1 import options_pb2
@@ -113,17 +112,7 @@ FLAGS: Mapping[str, NodeFlag] = {
 
 def with_node_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command all flags of a node's options; it gets their values by name, as `flags`."""
-    signature = inspect.signature(command)
-    added = [flag.parameter() for flag in FLAGS.values()]
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        command(flags={name: given.pop(name) for name in FLAGS}, **given)
-
-    own = [each for name, each in signature.parameters.items() if name != "flags"]
-    run.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in (*own, *added)}
-    return run
+    return with_options(command, "flags", [flag.parameter() for flag in FLAGS.values()])
 
 
 def options_of(flags: Mapping[str, Any], **given: Any) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """`sizing`: how many nodes a model needs, and how much memory and disk, from a few numbers."""
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
+from embertide._common.commands import with_options
 from embertide._common.reporting import report_errors
 from embertide._common.terminal import Table, print_json, show_table
 from embertide.server.adapters.process import UsageError
@@ -65,9 +65,9 @@ def figures(found: Size) -> Iterator[Figure]:
     yield Figure("memory of the trainer", _bytes(found.trainer_bytes), "all rows in DDR")
 
 
-def _with_questions(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each question; it gets the answers by name, as `answers`."""
-    added = [
+def _options() -> list[inspect.Parameter]:
+    """Return an option for each question."""
+    return [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
@@ -79,15 +79,10 @@ def _with_questions(command: Callable[..., None]) -> Callable[..., None]:
         for name, each in QUESTIONS.items()
     ]
 
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        command(answers={name: given.pop(name) for name in QUESTIONS}, **given)
 
-    signature = inspect.signature(command)
-    own = [each for name, each in signature.parameters.items() if name != "answers"]
-    run.__signature__ = signature.replace(parameters=[*added, *own])  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in (*added, *own)}
-    return run
+def _with_questions(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for each question; it gets the answers by name, as `answers`."""
+    return with_options(command, "answers", _options())
 
 
 @_with_questions
