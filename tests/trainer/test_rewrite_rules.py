@@ -15,7 +15,7 @@ from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.history import SequenceNet
 from embertide.trainer.model.rewrite.check import TOLERANCE
 from embertide.trainer.model.rewrite.graph import Graph, Mark, RewriteError
-from embertide.trainer.model.rewrite.programs import multiplies_gathered, tensors_of
+from embertide.trainer.model.rewrite.programs import by_one_matrix, multiplies_gathered, tensors_of
 from embertide.trainer.model.rewrite.reading import Contexts
 from embertide.trainer.model.rewrite.rules import RULES
 from embertide.trainer.presets import PRESETS
@@ -203,8 +203,12 @@ def test_products_of_two_vectors_of_a_user_are_computed_once() -> None:
     products = named(graph, "bmm")
     assert {(each.mark, each.shape[1:]) for each in products} == {
         (Mark.CONTEXT, (9, 9)),
-        (Mark.CANDIDATE, (1, 10)),
+        (Mark.CANDIDATE, (1, 9)),
+        (Mark.CANDIDATE, (1, 1)),
     }
+    # With the user's vectors by a matrix that is never copied for a candidate.
+    (mixed,) = (each for each in products if multiplies_gathered(each))
+    assert mixed.shape[1:] == (1, 9)
 
 
 def test_what_becomes_of_a_history_is_computed_once_a_user() -> None:
@@ -226,6 +230,15 @@ def test_of_one_user_nothing_is_copied_for_its_candidates(name: str) -> None:
     assert net.difference(graph, users=1, one_user=True) <= TOLERANCE
     products = [each for each in graph.values if multiplies_gathered(each)]
     assert len(products) == {"hstu": 4, "history": 1, "crossed": 1}.get(name, 0)
+
+
+@pytest.mark.parametrize(("between", "candidates"), [((), 7), ((), 1), ((2,), 7), ((2, 3), 5)])
+def test_rows_times_the_one_matrix_are_the_products_with_its_copies(
+    between: tuple[int, ...], candidates: int
+) -> None:
+    rows = torch.randn(candidates, *between, 4, 6)
+    matrix = torch.randn(1, *between, 6, 5)
+    torch.testing.assert_close(by_one_matrix(rows, matrix), rows @ matrix)
 
 
 def test_a_target_beside_each_item_is_multiplied_once() -> None:

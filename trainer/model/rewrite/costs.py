@@ -25,6 +25,7 @@ from embertide.trainer.model.rewrite.graph import (
     Value,
     name_of,
 )
+from embertide.trainer.model.rewrite.programs import by_one_matrix, multiplies_gathered
 from embertide.trainer.model.rewrite.rowwise import MOVING
 
 Cost: TypeAlias = Callable[[Value], float]
@@ -38,8 +39,19 @@ _BLOCKS, _BLOCK_S = 5, 0.0005
 
 
 def graph_cost(graph: Graph, cost: Cost) -> float:
-    """Return the microseconds of a graph; what a version computes once is free."""
-    return sum(cost(value) for value in graph.values)
+    """Return the microseconds of a graph; what a version computes once is free.
+
+    So are copies of a user's matrix that only products need which a program for one user makes
+    without them.
+    """
+    return sum(cost(value) for value in graph.values if not _only_multiplies(value, graph))
+
+
+def _only_multiplies(value: Value, graph: Graph) -> bool:
+    """Whether a user's matrix is copied for candidates that are multiplied by it alone."""
+    return value.op is Pseudo.GATHER and all(
+        multiplies_gathered(user) and user.args[1] is value for user in graph.users[value]
+    )
 
 
 def machine() -> str:
@@ -89,7 +101,8 @@ class MeasuredCosts:
         temporary.replace(self._file)
 
     def _looked_up(self, value: Value) -> float:
-        key = f"{name_of(value)} {self._key((*value.args, *value.kwargs))}"
+        one = "of one user, " if multiplies_gathered(value) else ""
+        key = f"{one}{name_of(value)} {self._key((*value.args, *value.kwargs))}"
         if key not in self._us:
             self._us[key] = round(self._measured(value), 3)
             self.measured += 1
@@ -131,6 +144,8 @@ class MeasuredCosts:
         if value.op is Pseudo.GATHER:
             rows = torch.arange(self._rows[ROWS]) % self._rows[USERS]
             return _microseconds(lambda: args[0].index_select(0, rows))
+        if multiplies_gathered(value):
+            return _microseconds(lambda: by_one_matrix(args[0], args[1][:1]))
         if value.op is _A.reshape.default:
             return _microseconds(lambda: args[0].clone())
         return _microseconds(lambda: value.op(*args, **kwargs))

@@ -89,7 +89,7 @@ def evaluated(
             )
         elif one_user and multiplies_gathered(value):
             row, matrix = value.args
-            found[value] = _by_one_matrix(found[row], found[matrix.args[0]])
+            found[value] = by_one_matrix(found[row], found[matrix.args[0]])
         else:
             args = [listed(mapped(each, number)) for each in value.args]
             kwargs = {name: listed(mapped(each, number)) for name, each in value.kwargs}
@@ -98,7 +98,7 @@ def evaluated(
 
 
 def multiplies_gathered(value: Value) -> bool:
-    """Whether it is the product of a candidate's row and a matrix of its user.
+    """Whether it is the product of a candidate's rows and a matrix of its user.
 
     The library takes such matrices one after the other in memory, so a program copies the user's
     matrix for each candidate: of 256 candidates and a history of 128 items, 16 MB a request.
@@ -108,13 +108,14 @@ def multiplies_gathered(value: Value) -> bool:
     row, matrix = value.args
     if matrix.op is not Pseudo.GATHER or row.op is Pseudo.GATHER:
         return False
-    return len(row.shape) == len(matrix.shape) > 2 and row.shape[-2] == 1
+    return len(row.shape) == len(matrix.shape) > 2
 
 
-def _by_one_matrix(row: Tensor, matrix: Tensor) -> Tensor:
-    """Return the product of rows [B, .., 1, n] and the one matrix [1, .., n, m]."""
-    product = torch.matmul(row.squeeze(-2).movedim(0, -2), matrix.squeeze(0))
-    return product.movedim(-2, 0).unsqueeze(-2)
+def by_one_matrix(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Return the product of rows [B, .., r, n] and the one matrix [1, .., n, m]."""
+    together = rows.movedim(0, -3)  # [.., B, r, n]
+    product = torch.matmul(together.flatten(-3, -2), matrix.squeeze(0))
+    return product.unflatten(-2, (-1, rows.shape[-2])).movedim(-3, 0)
 
 
 def _below(wanted: tuple[Value, ...], known: Mapping[Value, Tensor]) -> list[Value]:

@@ -2,9 +2,11 @@
 
     bmm(x, y), x_BFd rows of the context and of candidates, y_BdG likewise
 
-becomes three products: context rows with context columns of U rows, candidate rows with all
-columns, and context rows with candidate columns. Where y is x transposed (dot products of all pairs
-of features), the last are those of the second, and not computed.
+becomes four products: context rows with context columns of U rows, candidate rows with context
+columns, candidate rows with candidate columns, and context rows with candidate columns. Where y is
+x transposed (dot products of all pairs of features), the last are those of the second, and not
+computed. The second multiplies a candidate's rows by a matrix of its user, which a program for one
+user never copies (programs.py).
 
 Shapes: F and G vectors of width d.
 """
@@ -43,13 +45,20 @@ class _Blocks:
 
     def add(self, rows: Tensor, columns: Tensor, mark: Mark) -> None:
         """Compute the products of some rows and columns."""
-        left = self.sources.assembled(self.x_Fd[rows], mark)
-        right = self.sources.assembled(self.y_dG[:, columns], mark)
+        left = self._assembled(self.x_Fd[rows], mark)
+        right = self._assembled(self.y_dG[:, columns], mark)
         count = len(rows) * len(columns)
         self._flat.append(reshaped(gathered(make(_A.bmm.default, left, right)), (count,)))
         places = torch.arange(self._width, self._width + count).reshape(len(rows), len(columns))
         self.place_FG[rows.unsqueeze(1), columns] = places
         self._width += count
+
+    def _assembled(self, columns: Tensor, mark: Mark) -> Value:
+        """Return columns of rows of a mark; the context's are put together before they are copied."""
+        if bool(self.sources.is_context(columns).all()):
+            whole = self.sources.assembled(columns, Mark.CONTEXT)
+            return gathered(whole) if mark is Mark.CANDIDATE else whole
+        return self.sources.assembled(columns, mark)
 
     def value(self) -> Value:
         """Return all products, as the one product gave them."""
@@ -71,8 +80,9 @@ def _split(value: Value) -> Value | None:
     other_rows = (~of_context_F).nonzero().flatten()
     other_columns = (~of_context_G).nonzero().flatten()
     blocks.add(rows, columns, Mark.CONTEXT)
-    if len(other_rows):
-        blocks.add(other_rows, torch.arange(len(of_context_G)), Mark.CANDIDATE)
+    for each in (columns, other_columns):
+        if len(other_rows) and len(each):
+            blocks.add(other_rows, each, Mark.CANDIDATE)
     place = blocks.place_FG
     if torch.equal(blocks.x_Fd, blocks.y_dG.T):
         place[rows.unsqueeze(1), other_columns] = place[other_rows.unsqueeze(1), rows].T
