@@ -132,7 +132,7 @@ def _rows(
     after = _compiled(run, folder, f"{name}-after")
     whole, split = _inputs(case.contexts, candidates)
     weights = tuple(tensors.values())
-    taken = programs.tensors_for_run(found.graph, tensors)
+    taken = programs.tensors_for_run(programs.tensors_of(found.graph), tensors)
     with torch.no_grad():
         scores, now = before(*whole, *weights), after(*split, *taken)
         scores, now = (

@@ -52,7 +52,7 @@ class Net:
     ) -> float:
         """Return how far a graph's scores lie from the module's, as a share of the largest."""
         split, user_of_row = self.request(users, candidates)
-        tensors = programs.tensors_for_run(graph, named_tensors(self.module))
+        tensors = programs.tensors_for_run(programs.tensors_of(graph), named_tensors(self.module))
         with torch.no_grad():
             run = programs.Run(graph, one_user=one_user)
             (got,) = run(*split, user_of_row, *tensors)

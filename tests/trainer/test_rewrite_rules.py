@@ -1,7 +1,7 @@
 """Rules of rewriting: each gives graphs of the same scores, and does what it is for."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import torch
@@ -15,9 +15,14 @@ from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.history import SequenceNet
 from embertide.trainer.model.rewrite.check import TOLERANCE
 from embertide.trainer.model.rewrite.graph import Graph, Mark, RewriteError
-from embertide.trainer.model.rewrite.programs import by_one_matrix, multiplies_gathered, tensors_of
+from embertide.trainer.model.rewrite.programs import (
+    by_one_matrix,
+    by_user_matrix,
+    multiplies_gathered,
+    tensors_of,
+)
 from embertide.trainer.model.rewrite.reading import Contexts
-from embertide.trainer.model.rewrite.rules import RULES
+from embertide.trainer.model.rewrite.rules import RULES, RULES_OF_ONE_USER, Rule
 from embertide.trainer.presets import PRESETS
 
 SHOWN = {"cand", "prev_cand", "ref_cand", "device_cand"}
@@ -110,12 +115,14 @@ def net_of(name: str) -> Net:
     return Net.of(Probability(net), contexts, lengths=lengths, gaps=gaps)
 
 
-def reached(graph: Graph, most: int) -> Iterator[tuple[str, Graph]]:
+def reached(
+    graph: Graph, most: int, rules: Mapping[str, Rule] = RULES
+) -> Iterator[tuple[str, Graph]]:
     """Give graphs that rules lead to, breadth first."""
     seen, waiting = {graph.digest}, [graph]
     while waiting:
         taken = waiting.pop(0)
-        for name, rule in RULES.items():
+        for name, rule in rules.items():
             for other in rule(taken):
                 if other.digest in seen:
                     continue
@@ -239,6 +246,42 @@ def test_rows_times_the_one_matrix_are_the_products_with_its_copies(
     rows = torch.randn(candidates, *between, 4, 6)
     matrix = torch.randn(1, *between, 6, 5)
     torch.testing.assert_close(by_one_matrix(rows, matrix), rows @ matrix)
+
+
+def test_the_one_matrix_multiplies_weights() -> None:
+    weights, matrix = torch.randn(8, 6), torch.randn(1, 6, 5)
+    torch.testing.assert_close(by_one_matrix(weights, matrix), weights @ matrix)
+
+
+@pytest.mark.parametrize("name", _ours())
+def test_rules_of_one_user_keep_the_scores_of_nets(name: str) -> None:
+    net = net_of(name)
+    graph = only(net, "hoist", "split linear", "split interaction")
+    found = list(reached(graph, 20, RULES_OF_ONE_USER))
+    for rule, other in found:
+        assert net.difference(other, users=1, one_user=True) <= TOLERANCE, rule
+    by_user = [rule for rule, _ in found if rule == "weights of a user"]
+    assert bool(by_user) == (name in {"dlrm", "history", "crossed", "hstu"})
+
+
+def two_vectors_shown() -> Net:
+    """Return a DLRM of two vectors of a candidate, which its first layer does not see."""
+    config = dataclasses.replace(_dense("dlrm"), top_sees_embeddings=False)
+    return Net.of(Probability(build_net(config)), of_features(config, {"cand", "prev"}))
+
+
+@pytest.mark.parametrize("make", [lambda: net_of("dlrm"), two_vectors_shown], ids=["seen", "not"])
+def test_a_layer_over_products_has_weights_of_the_user(make: Callable[[], Net]) -> None:
+    net = make()
+    graph = only(net, "split linear", "split interaction")
+    for name in ("split linear", "weights of a user", "split linear"):
+        graph = next(RULES_OF_ONE_USER[name](graph), graph)
+    assert net.difference(graph, users=1, one_user=True) <= TOLERANCE
+    assert net.difference(graph) <= TOLERANCE  # and of many, copied
+    # The products themselves are needed no more.
+    weights, layer = (each for each in graph.values if by_user_matrix(each))
+    assert (weights.mark, layer.mark) == (Mark.CONTEXT, Mark.CANDIDATE)
+    assert layer.shape[1:] == (1, 256)
 
 
 def test_a_target_beside_each_item_is_multiplied_once() -> None:

@@ -19,7 +19,7 @@ from embertide.trainer.model.rewrite.check import TOLERANCE
 from embertide.trainer.model.rewrite.costs import MeasuredCosts, graph_cost
 from embertide.trainer.model.rewrite.explain import explain
 from embertide.trainer.model.rewrite.graph import ROWS, USERS, Graph, Mark, Pseudo, Value, make
-from embertide.trainer.model.rewrite.programs import exported_run, tensors_for_run
+from embertide.trainer.model.rewrite.programs import exported_run, tensors_for_run, tensors_of
 from embertide.trainer.model.rewrite.reading import Contexts
 from embertide.trainer.model.rewrite.rowwise import MOVING
 from embertide.trainer.model.rewrite.search import search
@@ -117,7 +117,7 @@ def test_it_is_exported_for_any_numbers_of_users_and_candidates() -> None:
     found = search(net.graph, counted, net.check.same)
     tensors = named_tensors(net.module)
     program = exported_run(found.graph, net.contexts, tensors).module(check_guards=False)
-    taken = tensors_for_run(found.graph, tensors)
+    taken = tensors_for_run(tensors_of(found.graph), tensors)
     for users, candidates in ((1, 9), (5, 4)):
         split, user_of_row = net.request(users, candidates)
         (scores,) = program(*split, user_of_row, *taken)

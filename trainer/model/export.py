@@ -32,7 +32,13 @@ from embertide._common.room import free_bytes, is_no_room, no_room
 from embertide.trainer.errors import FinalError
 from embertide.trainer.model import bf16, one_sample, products
 from embertide.trainer.model.quiet import quiet_torch
-from embertide.trainer.model.rewrite.package import COSTS, column_ranges, context_programs
+from embertide.trainer.model.rewrite.package import (
+    COSTS,
+    ONE_USER,
+    REWRITING,
+    column_ranges,
+    context_programs,
+)
 from embertide.trainer.model.rewrite.reading import Contexts
 
 FORMAT, FORMAT_OF_HEADS = 1, 2
@@ -214,7 +220,8 @@ def export_dense(
     description = _description(tensors, dense_features, embedding_dim, heads, programs)
     if with_bf16:
         _add_bf16(programs, description, list(tensors))
-    told = json.dumps({**description, **({} if contexts is None else column_ranges(contexts))})
+    of_contexts = {} if contexts is None else {**column_ranges(contexts), "rewriting": REWRITING}
+    told = json.dumps({**description, **of_contexts})
     name = f"{_digest(programs, told, cpu)}.pt2"
     try:
         cache = None if cache is None else private.trusted_folder(cache)
@@ -336,7 +343,7 @@ def _compile(programs: Programs, *, cpu: str, description: str) -> bytes:
         with quiet_torch():
             compiled = {}
             for name, program in programs.items():
-                more = one_sample.SETTINGS if name == one_sample.NAME else {}
+                more = one_sample.SETTINGS if name in (one_sample.NAME, ONE_USER) else {}
                 inputs = program.example_inputs[0]
                 graph = program.module(check_guards=False)
                 with products.compiled():

@@ -1,5 +1,7 @@
 """A net's program for one sample: products of weights and a vector as sums.
 
+So are the layers of the user's own columns in a program for one user (rewrite/programs.py).
+
 Of one sample, a linear layer should take as long as its weights are read. The matrix library's own
 product of a matrix and a vector is far from that on some CPUs (MKL's on AMD's); as sums,
 AOTInductor compiles it with all around it (docs/results/serve.md).
@@ -10,7 +12,7 @@ Shapes: K a layer's inputs, N its outputs.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 NAME = "one_sample"
 # Reads that an expression may make before its value is kept, and not computed for each output anew.
@@ -24,11 +26,11 @@ _PARTS, _VECTOR = 4, 16
 _LINEAR: Any = torch.ops.aten.linear.default
 
 
-def _linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Any:
-    """As torch.nn.functional.linear of one vector; of several, it is left as it is."""
+def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """Return the layer of one vector as sums; of several, torch's own."""
     inputs = weight_NK.shape[1]
     if x.numel() != inputs:
-        return NotImplemented
+        return nn.functional.linear(x, weight_NK, bias_N)
     x_1K = x.reshape(1, inputs)
     part = inputs // _PARTS // _VECTOR * _VECTOR
     whole = part * _PARTS
@@ -40,6 +42,11 @@ def _linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Any:
     if bias_N is not None:
         sums_N = sums_N + bias_N
     return sums_N.reshape(*x.shape[:-1], weight_NK.shape[0])
+
+
+def _linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Any:
+    """As `linear`; NotImplemented leaves a layer of several vectors as it is."""
+    return linear(x, weight_NK, bias_N) if x.numel() == weight_NK.shape[1] else NotImplemented
 
 
 def gains(program: torch.export.ExportedProgram) -> bool:

@@ -21,6 +21,7 @@ ONEDNN_LINEAR: Any = torch.ops.mkldnn._linear_pointwise.default
 MIN_WEIGHTS = 1 << 13
 # The cost of a call beyond MKL's, in multiplications that oneDNN saves half of the time of.
 _CALL = 950_000
+MIN_MULTIPLICATIONS = 4 * _CALL  # of a product that has the same number of rows in each request
 
 
 def larger_layers(program: torch.export.ExportedProgram, rows: int) -> list[Any]:
@@ -37,8 +38,27 @@ def larger_layers(program: torch.export.ExportedProgram, rows: int) -> list[Any]
         for node in nodes
         if node.target == _LINEAR
         and node.args[1].meta["val"].numel() >= MIN_WEIGHTS
-        and node.meta["val"].dtype == torch.float32
+        and _is_plain(node)
         and _has(node.meta["val"].shape[0], symbols)
+    ]
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether oneDNN takes a layer's weights as they lie."""
+    weight = layer.args[1].meta["val"]
+    return bool(weight.dtype == torch.float32 and weight.is_contiguous())
+
+
+def _of_weights(program: torch.export.ExportedProgram) -> list[Any]:
+    """Return products of a version's own weights with others, of as many rows as it has."""
+    return [
+        node
+        for node in program.graph.nodes
+        if node.target == _LINEAR
+        and _is_plain(node)
+        and isinstance(node.meta["val"].shape[0], int)
+        and math.prod(node.meta["val"].shape) * node.args[1].meta["val"].shape[1]
+        >= MIN_MULTIPLICATIONS
     ]
 
 
@@ -53,9 +73,12 @@ def first_batch(program: torch.export.ExportedProgram, rows: int = 0) -> int | N
 
 
 def of(program: torch.export.ExportedProgram, rows: int = 0) -> torch.export.ExportedProgram:
-    """Return a program whose larger layers, of as many rows as an input, are oneDNN's."""
+    """Return a program whose larger layers, of as many rows as an input, are oneDNN's.
+
+    So are larger products of weights with what a request brings, in a program of one user.
+    """
     made = copy.deepcopy(program)
-    for node in larger_layers(made, rows):
+    for node in larger_layers(made, rows) + _of_weights(made):
         give_to_onednn(node)
     made.graph_module.recompile()
     return made

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from embertide.trainer.model.rewrite.graph import Graph
-from embertide.trainer.model.rewrite.programs import Run, tensors_for_run
+from embertide.trainer.model.rewrite.programs import Run, tensors_for_run, tensors_of
 from embertide.trainer.model.rewrite.reading import Contexts
 
 TOLERANCE = 1e-6
@@ -24,22 +24,32 @@ class Check:
     are small numbers.
     """
 
-    def __init__(self, graph: Graph, contexts: Contexts, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        contexts: Contexts,
+        tensors: Mapping[str, Tensor],
+        *,
+        one_user: bool = False,
+    ) -> None:
         """Take the scores of `graph`.
 
         Args:
             graph: Before rewriting.
             contexts: Give the columns of its inputs.
             tensors: A version's, by name.
+            one_user: Whether graphs are for a program of one user.
         """
+        self._one_user = one_user
+        users = 1 if one_user else _USERS
         generator = torch.Generator().manual_seed(29)
 
         def random(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator)
 
-        rows = (_USERS, _USERS, _CANDIDATES, _CANDIDATES)
+        rows = (users, users, _CANDIDATES, _CANDIDATES)
         pairs = zip(rows, contexts.widths(), strict=True)
-        user_of_row = torch.randint(0, _USERS, (_CANDIDATES,), generator=generator)
+        user_of_row = torch.randint(0, users, (_CANDIDATES,), generator=generator)
         # Small inputs keep sigmoids off their ends, where a score has its logit's absolute error.
         inputs = (_SIZE * random(count, width) for count, width in pairs)
         self._inputs = (*inputs, user_of_row)
@@ -72,7 +82,7 @@ class Check:
 
     def _scored(self, graph: Graph) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            scores: tuple[Tensor, ...] = Run(graph)(
-                *self._inputs, *tensors_for_run(graph, self._tensors)
+            scores: tuple[Tensor, ...] = Run(graph, one_user=self._one_user)(
+                *self._inputs, *tensors_for_run(tensors_of(graph), self._tensors)
             )
         return scores

@@ -5,7 +5,9 @@ program runs several operators at once, so costs order programs and do not foret
 (docs/design/0029-rewriting.md compares the two). Equal files give equal costs.
 """
 
+import copy
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from embertide.trainer.model import products
 from embertide.trainer.model.rewrite.graph import (
     ROWS,
     USERS,
@@ -25,7 +28,7 @@ from embertide.trainer.model.rewrite.graph import (
     Value,
     name_of,
 )
-from embertide.trainer.model.rewrite.programs import by_one_matrix, multiplies_gathered
+from embertide.trainer.model.rewrite.programs import by_one_matrix, by_user_matrix
 from embertide.trainer.model.rewrite.rowwise import MOVING
 
 Cost: TypeAlias = Callable[[Value], float]
@@ -39,19 +42,8 @@ _BLOCKS, _BLOCK_S = 5, 0.0005
 
 
 def graph_cost(graph: Graph, cost: Cost) -> float:
-    """Return the microseconds of a graph; what a version computes once is free.
-
-    So are copies of a user's matrix that only products need which a program for one user makes
-    without them.
-    """
-    return sum(cost(value) for value in graph.values if not _only_multiplies(value, graph))
-
-
-def _only_multiplies(value: Value, graph: Graph) -> bool:
-    """Whether a user's matrix is copied for candidates that are multiplied by it alone."""
-    return value.op is Pseudo.GATHER and all(
-        multiplies_gathered(user) and user.args[1] is value for user in graph.users[value]
-    )
+    """Return the microseconds of a graph; what a version computes once is free."""
+    return sum(cost(value) for value in graph.values)
 
 
 def machine() -> str:
@@ -75,19 +67,38 @@ class MeasuredCosts:
         """Take what a file knows of this CPU and this torch; another's is measured anew."""
         self._file = file
         self._rows = {USERS: users, ROWS: candidates}
+        self._own = False
         self._head = {"format": _FORMAT, "cpu": machine(), "torch": torch.__version__}
         self._us: dict[str, float] = {}
         self._known: dict[Value, float] = {}
-        self.measured = 0
+        self._held = 0
         if file is not None and file.is_file():
             held = json.loads(file.read_text(encoding="utf-8"))
             if {name: held.get(name) for name in self._head} == self._head:
                 self._us = {str(key): float(us) for key, us in held["microseconds"].items()}
+                self._held = len(self._us)
+
+    @property
+    def measured(self) -> int:
+        """How many costs were measured that the file did not know."""
+        return len(self._us) - self._held
+
+    def of_one_user(self, candidates: int, *, own_program: bool) -> "MeasuredCosts":
+        """Return costs of other requests, measured and kept with these.
+
+        By an `own_program` (programs.py), no row of the user's is copied.
+        """
+        other = copy.copy(self)
+        other._rows = {USERS: 1, ROWS: candidates}
+        other._own = own_program
+        other._known = {}
+        return other
 
     def __call__(self, value: Value) -> float:
         """Return a value's microseconds."""
         if value not in self._known:
-            self._known[value] = 0.0 if _is_free(value) else self._looked_up(value)
+            free = _is_free(value) or (self._own and value.op is Pseudo.GATHER)
+            self._known[value] = 0.0 if free else self._looked_up(value)
         return self._known[value]
 
     def save(self) -> None:
@@ -101,11 +112,10 @@ class MeasuredCosts:
         temporary.replace(self._file)
 
     def _looked_up(self, value: Value) -> float:
-        one = "of one user, " if multiplies_gathered(value) else ""
+        one = "of one user, " if self._own and by_user_matrix(value) else ""
         key = f"{one}{name_of(value)} {self._key((*value.args, *value.kwargs))}"
         if key not in self._us:
             self._us[key] = round(self._measured(value), 3)
-            self.measured += 1
         return self._us[key]
 
     def _size(self, size: int) -> int:
@@ -144,11 +154,23 @@ class MeasuredCosts:
         if value.op is Pseudo.GATHER:
             rows = torch.arange(self._rows[ROWS]) % self._rows[USERS]
             return _microseconds(lambda: args[0].index_select(0, rows))
-        if multiplies_gathered(value):
-            return _microseconds(lambda: by_one_matrix(args[0], args[1][:1]))
+        if self._own and by_user_matrix(value):
+            rows, matrix = args
+            us = _microseconds(lambda: by_one_matrix(rows, matrix))
+            flat = matrix.dim() == 3
+            return min(us, _by_onednn(rows.flatten(0, -2), matrix[0].T)) if flat else us
         if value.op is _A.reshape.default:
             return _microseconds(lambda: args[0].clone())
-        return _microseconds(lambda: value.op(*args, **kwargs))
+        us = _microseconds(lambda: value.op(*args, **kwargs))
+        return min(us, _by_onednn(*args)) if value.op is _A.linear.default else us
+
+
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> float:
+    """Microseconds of a layer by the library that programs have for large ones."""
+    if math.prod(x.shape) * weight.shape[0] < products.MIN_MULTIPLICATIONS:
+        return math.inf
+    taken = weight.contiguous()
+    return _microseconds(lambda: products.ONEDNN_LINEAR(x, taken, bias, "none", [], ""))
 
 
 def _is_free(value: Value) -> bool:

@@ -8,7 +8,7 @@ all take beside the version's own. The node's side is backend_cpp/dense/plugin.c
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,22 @@ from embertide.trainer.config.context import context_columns
 from embertide.trainer.model import bf16, products
 from embertide.trainer.model.rewrite import programs, reading
 from embertide.trainer.model.rewrite.check import Check
-from embertide.trainer.model.rewrite.costs import MeasuredCosts
-from embertide.trainer.model.rewrite.graph import RewriteError
+from embertide.trainer.model.rewrite.costs import MeasuredCosts, graph_cost
+from embertide.trainer.model.rewrite.graph import Graph, RewriteError
 from embertide.trainer.model.rewrite.reading import Contexts
+from embertide.trainer.model.rewrite.rules import RULES_OF_ONE_USER
 from embertide.trainer.model.rewrite.search import search
 
 CONTEXT, PRODUCTS, PREPARE = "context", "context_products", "prepare"
 ONE_USER = "context_one_user"
 BF16 = "context_bf16"
 COSTS = "costs.json"
+REWRITING = 2
+"""Of what a cache keeps: with more rules, a net has other programs."""
 CANDIDATES = 256
 """Candidates of the one user, in the request that is timed."""
-_OF_ONE_USER = 16  # candidates of a user from which on it has a run of its own
+_CANDIDATES_OF_ONE_USER = (16, 32, 64, 128, CANDIDATES)
+"""Of a user, from one of which on it has a run of its own: the first that gains by it."""
 log = logging.getLogger(__name__)
 
 
@@ -77,23 +81,22 @@ def context_programs(
         return None
     known = MeasuredCosts(costs, candidates=CANDIDATES)
     found = search(graph, known, Check(graph, contexts, tensors).same).graph
+    for_one = _of_one_user(found, contexts, tensors, known)
     known.save()
-    taken = programs.tensors_of(found)
-    run = {CONTEXT: programs.exported_run(found, contexts, tensors)}
+    taken = programs.tensors_of(found, *([for_one.graph] if for_one else []))
+    run = {CONTEXT: programs.exported_run(found, contexts, tensors, taken=taken)}
     first = products.first_batch(run[CONTEXT], programs.CANDIDATES_INPUT)
     if first:
         run[PRODUCTS] = products.of(run[CONTEXT], programs.CANDIDATES_INPUT)
-    from_candidates = 0
-    if any(map(programs.multiplies_gathered, found.values)):
-        from_candidates = max(first or 0, _OF_ONE_USER)
-        one = programs.exported_run(found, contexts, tensors, one_user=True)
+    if for_one:
+        one = programs.exported_run(for_one.graph, contexts, tensors, taken=taken, one_user=True)
         run[ONE_USER] = products.of(one, programs.CANDIDATES_INPUT) if first else one
     in_bf16 = bf16.of(run[CONTEXT], programs.CANDIDATES_INPUT) if with_bf16 else None
     if in_bf16 is not None:
         run[BF16] = in_bf16.program
     prepared: tuple[Tensor, ...] = ()
     if taken.prepared:
-        prepare = programs.Prepare(found, tensors).eval()
+        prepare = programs.Prepare(taken, tensors).eval()
         given = tuple(each.detach().clone() for each in tensors.values())
         run[PREPARE] = torch.export.export(prepare, given)
         with torch.no_grad():
@@ -105,10 +108,41 @@ def context_programs(
             "direct": list(taken.direct),
             "prepared": [list(each.shape) for each in prepared],
             **({products.NAME: first} if first else {}),
-            **({"one_user": from_candidates} if from_candidates else {}),
+            **({"one_user": max(first or 0, for_one.first)} if for_one else {}),
             **({bf16.NAME: _bf16_json(in_bf16)} if in_bf16 else {}),
         },
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _ForOneUser:
+    """A graph for programs of one user.
+
+    Attributes:
+        first: From how many candidates on it costs less than the graph for any users.
+    """
+
+    graph: Graph
+    first: int
+
+
+def _of_one_user(
+    graph: Graph, contexts: Contexts, tensors: Mapping[str, Tensor], known: MeasuredCosts
+) -> _ForOneUser | None:
+    """Look further from a graph for any users; None: one user's would gain nothing."""
+    if not any(map(programs.multiplies_gathered, graph.values)):
+        return None
+
+    def cost(candidates: int, *, own: bool) -> MeasuredCosts:
+        return known.of_one_user(candidates, own_program=own)
+
+    check = Check(graph, contexts, tensors, one_user=True)
+    found = search(graph, cost(CANDIDATES, own=True), check.same, rules=RULES_OF_ONE_USER).graph
+    for candidates in _CANDIDATES_OF_ONE_USER:
+        before = graph_cost(graph, cost(candidates, own=False))
+        if graph_cost(found, cost(candidates, own=True)) < before:
+            return _ForOneUser(graph=found, first=candidates)
+    return None
 
 
 def _bf16_json(made: bf16.Bf16Program) -> dict[str, Any]:

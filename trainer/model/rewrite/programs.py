@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from embertide.trainer.model import one_sample
 from embertide.trainer.model.rewrite.graph import (
     Argument,
     Graph,
@@ -39,10 +40,11 @@ class Tensors:
     prepared: tuple[Value, ...]
 
 
-def tensors_of(graph: Graph) -> Tensors:
-    """Return the tensors that a graph takes."""
+def tensors_of(*graphs: Graph) -> Tensors:
+    """Return the tensors that graphs take: all programs of a package are given the same."""
     taken = [
         each
+        for graph in graphs
         for value in graph.values
         if value.mark is not Mark.FIXED
         for each in value.inputs
@@ -87,9 +89,11 @@ def evaluated(
                 if one_user
                 else given.index_select(0, user_of_row)
             )
-        elif one_user and multiplies_gathered(value):
-            row, matrix = value.args
-            found[value] = by_one_matrix(found[row], found[matrix.args[0]])
+        elif one_user and by_user_matrix(value):
+            rows, matrix = value.args
+            found[value] = by_one_matrix(found[rows], found[matrix])
+        elif one_user and value.op is _A.linear.default and value.mark is Mark.CONTEXT:
+            found[value] = one_sample.linear(*(found[each] for each in value.args))
         else:
             args = [listed(mapped(each, number)) for each in value.args]
             kwargs = {name: listed(mapped(each, number)) for name, each in value.kwargs}
@@ -105,17 +109,39 @@ def multiplies_gathered(value: Value) -> bool:
     """
     if value.op not in (_A.matmul.default, _A.bmm.default):
         return False
-    row, matrix = value.args
-    if matrix.op is not Pseudo.GATHER or row.op is Pseudo.GATHER:
+    rows, matrix = value.args
+    if matrix.op is not Pseudo.GATHER or rows.mark is not Mark.CANDIDATE:
         return False
-    return len(row.shape) == len(matrix.shape) > 2
+    return rows.op is not Pseudo.GATHER and len(rows.shape) == len(matrix.shape) > 2
+
+
+def by_user_matrix(value: Value) -> bool:
+    """Whether it is the product of a candidate's rows, or of weights, and a matrix of its user."""
+    if multiplies_gathered(value):
+        return True
+    if value.op is not _A.matmul.default or value.mark is not Mark.CONTEXT:
+        return False
+    rows, matrix = value.args
+    return rows.mark is Mark.FIXED and (len(rows.shape), len(matrix.shape)) == (2, 3)
 
 
 def by_one_matrix(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Return the product of rows [B, .., r, n] and the one matrix [1, .., n, m]."""
-    together = rows.movedim(0, -3)  # [.., B, r, n]
-    product = torch.matmul(together.flatten(-3, -2), matrix.squeeze(0))
-    return product.unflatten(-2, (-1, rows.shape[-2])).movedim(-3, 0)
+    """Return the product of rows and the one matrix [1, .., n, m] of a user.
+
+    Args:
+        rows: [B, .., r, n], or weights [r, n].
+        matrix: Its rows may be one matrix, or B times the same.
+    """
+    one = matrix[0]
+    if rows.dim() == 2:
+        return nn.functional.linear(rows, one.T.contiguous()).unsqueeze(0)
+    together = rows.movedim(0, -3).flatten(-3, -2)  # [.., B r, n]
+    if rows.dim() == 3:
+        product = nn.functional.linear(together, one.T)
+    else:
+        product = torch.matmul(together, one)
+    whole: Tensor = product.unflatten(-2, (-1, rows.shape[-2])).movedim(-3, 0)
+    return whole
 
 
 def _below(wanted: tuple[Value, ...], known: Mapping[Value, Tensor]) -> list[Value]:
@@ -137,11 +163,11 @@ def _below(wanted: tuple[Value, ...], known: Mapping[Value, Tensor]) -> list[Val
 class Prepare(nn.Module):
     """(*tensors of the version, in the order of their names) -> the prepared tensors."""
 
-    def __init__(self, graph: Graph, names: Iterable[str]) -> None:
-        """Build for a graph of a net with tensors of these names."""
+    def __init__(self, tensors: Tensors, names: Iterable[str]) -> None:
+        """Build for programs that take `tensors`, of a net with tensors of these names."""
         super().__init__()
-        self._wanted = tensors_of(graph).prepared
-        self._parameters_of = _parameters(graph)
+        self._wanted = tensors.prepared
+        self._parameters_of = _parameters(_below(tensors.prepared, {}))
         self._names = tuple(names)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -157,14 +183,18 @@ class Run(nn.Module):
     Of U users and B candidates; user_of_row is int64, below U. Of one user, it is not looked at.
     """
 
-    def __init__(self, graph: Graph, *, one_user: bool = False) -> None:
-        """Build for a graph."""
+    def __init__(
+        self, graph: Graph, *, tensors: Tensors | None = None, one_user: bool = False
+    ) -> None:
+        """Build for a graph, whose tensors are among those given; None: they are its own."""
         super().__init__()
         self._one_user = one_user
         self._outputs = graph.outputs
-        tensors = tensors_of(graph)
-        parameters = _parameters(graph)
-        self._tensors = (*(parameters[name] for name in tensors.direct), *tensors.prepared)
+        tensors = tensors or tensors_of(graph)
+        parameters = _parameters(graph.values)
+        # None: another program's.
+        direct = (parameters.get(name) for name in tensors.direct)
+        self._tensors = (*direct, *tensors.prepared)
         self._inputs = {str(v.args[0]): v for v in graph.values if v.op is Pseudo.INPUT}
 
     def forward(
@@ -180,34 +210,49 @@ class Run(nn.Module):
         given = (context_dense, context_embeddings, candidate_dense, candidate_embeddings)
         by_name = dict(zip(INPUTS, given, strict=True))
         known = {value: by_name[name] for name, value in self._inputs.items()}
-        known |= dict(zip(self._tensors, tensors, strict=True))
+        pairs = zip(self._tensors, tensors, strict=True)
+        known |= {value: tensor for value, tensor in pairs if value is not None}
         return evaluated(self._outputs, known, user_of_row, one_user=self._one_user)
 
 
-def _parameters(graph: Graph) -> dict[str, Value]:
-    return {str(v.args[0]): v for v in graph.values if v.op is Pseudo.PARAMETER}
+def _parameters(values: Iterable[Value]) -> dict[str, Value]:
+    return {str(v.args[0]): v for v in values if v.op is Pseudo.PARAMETER}
 
 
-def tensors_for_run(graph: Graph, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+def tensors_for_run(taken: Tensors, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     """Return what `Run` takes as tensors, of a version's by name."""
-    direct = tuple(tensors[name] for name in tensors_of(graph).direct)
-    prepared: tuple[Tensor, ...] = Prepare(graph, tensors)(*tensors.values())
+    direct = tuple(tensors[name] for name in taken.direct)
+    prepared: tuple[Tensor, ...] = Prepare(taken, tensors)(*tensors.values())
     return direct + prepared
 
 
 def exported_run(
-    graph: Graph, contexts: Contexts, tensors: Mapping[str, Tensor], *, one_user: bool = False
+    graph: Graph,
+    contexts: Contexts,
+    tensors: Mapping[str, Tensor],
+    *,
+    taken: Tensors | None = None,
+    one_user: bool = False,
 ) -> torch.export.ExportedProgram:
-    """Export a graph's `Run`, of any number of candidates and of users, or of `one_user`."""
+    """Export a graph's `Run`, of any number of candidates and of users, or of `one_user`.
+
+    Args:
+        graph: The graph.
+        contexts: Which columns are the user's.
+        tensors: A version's, by name.
+        taken: Those that the program is given; None: the graph's own.
+        one_user: Whether requests have one.
+    """
     users = None if one_user else torch.export.Dim("users", min=1, max=1 << 20)
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
     rows = (1, 1, 3, 3) if one_user else (2, 2, 3, 3)
     pairs = zip(rows, contexts.widths(), strict=True)
     inputs = tuple(torch.zeros(count, width) for count, width in pairs)
-    taken = tensors_for_run(graph, tensors)
+    taken = taken or tensors_of(graph)
+    given = tensors_for_run(taken, tensors)
     of_users: dict[int, Any] = {} if users is None else {0: users}
     dims = (of_users, of_users, {0: batch}, {0: batch}, {0: batch})
-    shapes: Any = (*dims, tuple({} for _ in taken))
-    example = (*inputs, torch.zeros(3, dtype=torch.int64), *taken)
-    run = Run(graph, one_user=one_user).eval()
+    shapes: Any = (*dims, tuple({} for _ in given))
+    example = (*inputs, torch.zeros(3, dtype=torch.int64), *given)
+    run = Run(graph, tensors=taken, one_user=one_user).eval()
     return torch.export.export(run, example, dynamic_shapes=shapes)

@@ -12,6 +12,7 @@ from embertide.trainer.model.rewrite.split_interaction import split_interaction
 from embertide.trainer.model.rewrite.split_linear import split_linear
 from embertide.trainer.model.rewrite.split_sum import split_sum
 from embertide.trainer.model.rewrite.straighten import straighten
+from embertide.trainer.model.rewrite.user_weights import user_weights
 from embertide.trainer.model.rewrite.widen_sum import widen_sum
 
 Rule: TypeAlias = Callable[[Graph], Iterator[Graph]]
@@ -27,3 +28,5 @@ RULES: Mapping[str, Rule] = {
     "merge linears": merge_linears,
     "fold normalisation": fold_norm,
 }
+RULES_OF_ONE_USER: Mapping[str, Rule] = {**RULES, "weights of a user": user_weights}
+"""Those for a program of one user, too."""

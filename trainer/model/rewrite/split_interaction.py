@@ -54,7 +54,7 @@ class _Blocks:
         self._width += count
 
     def _assembled(self, columns: Tensor, mark: Mark) -> Value:
-        """Return columns of rows of a mark; the context's are put together before they are copied."""
+        """Return columns for rows of a mark; the context's are put together before that."""
         if bool(self.sources.is_context(columns).all()):
             whole = self.sources.assembled(columns, Mark.CONTEXT)
             return gathered(whole) if mark is Mark.CANDIDATE else whole
