@@ -20,6 +20,10 @@ bool IsZero(std::string_view text) { return text.find_first_not_of('0') == std::
 
 }  // namespace
 
+bool IsTraceId(std::string_view text) {
+  return text.size() == kIdDigits && IsHex(text) && !IsZero(text);
+}
+
 std::string TraceIdOf(std::string_view text) {
   // Later versions may have more, after another dash.
   if (text.size() < kTraceparentBytes ||
@@ -31,8 +35,8 @@ std::string TraceIdOf(std::string_view text) {
   const std::string_view parent = text.substr(kParentBegin, kParentDigits);
   const bool dashes =
       text[2] == '-' && text[kParentBegin - 1] == '-' && text[kFlagsBegin - 1] == '-';
-  if (!dashes || !IsHex(version) || !IsHex(id) || !IsHex(parent) ||
-      !IsHex(text.substr(kFlagsBegin, 2)) || IsZero(id) || IsZero(parent)) {
+  if (!dashes || !IsHex(version) || !IsTraceId(id) || !IsHex(parent) ||
+      !IsHex(text.substr(kFlagsBegin, 2)) || IsZero(parent)) {
     return {};
   }
   return std::string(id);

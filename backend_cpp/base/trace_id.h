@@ -15,6 +15,8 @@ inline constexpr const char* kTraceparent = "traceparent";
 // Bytes of a traceparent of version 00.
 inline constexpr size_t kTraceparentBytes = 55;
 
+// Whether a text is a trace-id: 32 digits of lowercase hex, not all 0.
+bool IsTraceId(std::string_view text);
 // Returns the trace-id: 32 digits of lowercase hex. Empty for all that is no traceparent, so
 // nothing else of a caller's text is ever kept or shown.
 std::string TraceIdOf(std::string_view traceparent);

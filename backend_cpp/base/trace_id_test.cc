@@ -14,6 +14,15 @@ TEST(TraceId, IsThatOfATraceparent) {
   EXPECT_EQ(TraceIdOf("01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more"), kId);
 }
 
+TEST(TraceId, IsThirtyTwoDigitsOfLowercaseHex) {
+  EXPECT_TRUE(IsTraceId(kId));
+  for (const std::string& odd :
+       {std::string(), std::string(31, '1'), std::string(33, '1'), std::string(32, '0'),
+        std::string(32, 'F'), std::string(32, 'g')}) {
+    EXPECT_FALSE(IsTraceId(odd)) << odd;
+  }
+}
+
 TEST(TraceId, IsEmptyForAllElse) {
   const std::string whole = kWhole;
   for (size_t length = 0; length < whole.size(); ++length) {

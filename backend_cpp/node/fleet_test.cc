@@ -482,6 +482,75 @@ TEST(FleetNodeTest, ALivePeerThatLostTheVersionMeansAnotherPin) {
   EXPECT_EQ(std::accumulate(by_reason.begin(), by_reason.end(), uint64_t{0}), 2U);
 }
 
+// A caller finds its request again at every node that worked for it, and at no other.
+TEST(FleetNodeTest, APeersSlowLookUpsHaveTheTracesOfTheRequestsThatAsk) {
+  TestFleet fleet(2);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  fleet.Write(fleet.MakePlan(1));
+  fleet.StartAll();
+  const Node& node = fleet.node(0);
+  const Result<Pinned> pinned = node.Pin();
+  const auto key = [&](uint32_t bucket) { return static_cast<int64_t>(fleet.KeyOf(bucket)); };
+  const std::string far(32, 'a');
+  const std::string near(32, 'b');
+  const auto ask = [&](std::vector<std::string_view> traces) {
+    Status status;
+    Fetched(node, pinned.value(), {{key(1)}, {key(0)}, {key(1), key(3)}}, {.traces = traces},
+            &status);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+  };
+  ask({});
+  auto slow = fleet.Load(1).slow_lookups();
+  ASSERT_EQ(slow.size(), 1);
+  EXPECT_EQ(slow[0].trace(), "");
+  EXPECT_EQ(slow[0].asker(), "node-0");
+  EXPECT_EQ(slow[0].keys(), 2U);  // each once
+  EXPECT_GT(slow[0].ended_ms(), 0);
+  ask({far, near, {}});
+  slow = fleet.Load(1).slow_lookups();
+  ASSERT_EQ(slow.size(), 2);
+  EXPECT_EQ(std::ranges::count(slow, far, &v1::SlowLookup::trace), 1);
+  EXPECT_EQ(fleet.Load(0).slow_lookups_size(), 0);
+  // At most four entries a call.
+  std::vector<std::vector<int64_t>> keys(9, {key(1)});
+  std::vector<std::string> many;
+  for (char digit = '1'; digit <= '9'; ++digit) many.emplace_back(32, digit);
+  const std::vector<std::string_view> traces(many.begin(), many.end());
+  Status status;
+  Fetched(node, pinned.value(), keys, {.traces = traces}, &status);
+  EXPECT_EQ(fleet.Load(1).slow_lookups_size(), 2 + 4);
+}
+
+TEST(FleetNodeTest, TracesThatAreNoneAreRefusedAndAnUnknownAskerIsNotNamed) {
+  TestFleet fleet(1);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  fleet.Write(fleet.MakePlan(1));
+  fleet.StartAll();
+  const auto ask = [&](const std::vector<std::string>& traces) {
+    v1::LookupRequest request;
+    request.set_plan_epoch(1);
+    request.set_asker("<b>somebody</b>");
+    v1::LookupPart* part = request.add_parts();
+    part->mutable_version()->set_number(1);
+    part->mutable_version()->set_lineage(1);
+    part->set_pooling(v1::PART_POOLING_ROWS);
+    part->add_keys(3);
+    part->mutable_traces()->Add(traces.begin(), traces.end());
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    v1::LookupResponse response;
+    return fleet.Stub(0)->Lookup(&context, request, &response).error_message();
+  };
+  const std::string refusal = "traces are at most 4, each of 32 digits of lowercase hex";
+  EXPECT_EQ(ask({std::string(32, 'a')}), "");
+  EXPECT_EQ(ask({"<b>" + std::string(29, 'a')}), refusal);
+  EXPECT_EQ(ask({""}), refusal);
+  EXPECT_EQ(ask(std::vector<std::string>(5, std::string(32, 'a'))), refusal);
+  const auto slow = fleet.Load(0).slow_lookups();
+  ASSERT_EQ(slow.size(), 1);
+  EXPECT_EQ(slow[0].asker(), "");
+}
+
 // One that is a version behind is about to have it; one that is further behind may never.
 TEST(FleetNodeTest, AnOwnerThatIsOneVersionBehindIsWaitedForAndNoOther) {
   TestFleet fleet(2);

@@ -235,6 +235,14 @@ void NodeReport::FillSlow(v1::NodeServiceGetLoadResponse* response) const {
     out->set_lookup_us(static_cast<uint64_t>(slow.lookup_us));
     out->set_net_us(static_cast<uint64_t>(slow.net_us));
   }
+  for (const SlowLookup& slow : state_.slow_lookups().OfMinute(std::chrono::steady_clock::now())) {
+    v1::SlowLookup* out = response->add_slow_lookups();
+    out->set_ended_ms(slow.ended_ms);
+    out->set_trace(slow.trace);
+    out->set_asker(slow.asker);
+    out->set_keys(slow.keys);
+    out->set_whole_us(static_cast<uint64_t>(slow.whole_us));
+  }
 }
 
 void NodeReport::FillBuckets(const LoadWindow& window, const ReadView& view,

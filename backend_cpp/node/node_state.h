@@ -21,6 +21,7 @@
 #include "base/slowest.h"
 #include "embertide/node.h"
 #include "node/key_sample.h"
+#include "node/slow_lookup.h"
 
 namespace embertide {
 
@@ -103,6 +104,8 @@ class NodeState {
   void NoteLatency(std::chrono::nanoseconds latency, size_t requests) const;
   // The slowest requests, of a node that somebody asks for its load.
   Slowest<SlowRequest>& slow() const { return slow_; }
+  // The slowest look-ups for peers, of such a node.
+  Slowest<SlowLookup>& slow_lookups() const { return slow_lookups_; }
   // How the tasks of the node and those of the process are doing, by name.
   std::vector<TaskHealth> AllTasks() const;
   // Buckets, an attempt each, whose rows in bad blocks of the SSD could not be brought again.
@@ -121,6 +124,7 @@ class NodeState {
   std::shared_ptr<const Versions> versions_ EMBERTIDE_GUARDED_BY(versions_mutex_);
   std::atomic<uint64_t> failed_mends_{0};
   mutable Slowest<SlowRequest> slow_;
+  mutable Slowest<SlowLookup> slow_lookups_;
 };
 
 }  // namespace embertide

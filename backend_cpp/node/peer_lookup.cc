@@ -2,16 +2,26 @@
 #include "node/peer_lookup.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/trace_id.h"
 #include "peer/limits.h"
 
 namespace embertide {
+namespace {
+
+// Entries that are kept of one call, which may be for many requests: more would leave no place for
+// others.
+constexpr size_t kSlowOfOne = 4;
+
+}  // namespace
 
 PeerLookup::PeerLookup(const NodeState* state, const PlanKeeper* plan,
                        const CommonVersions* versions, PeerPool* peers)
@@ -51,6 +61,11 @@ Status PeerLookup::Prove(const v1::LookupPart& part, uint32_t* table) const {
       (sums || part.since().number() == 0 || part.since().number() >= part.version().number())) {
     return refuse("since names version " + std::to_string(part.since().number()) +
                   "; it goes with rows, and with a version before that of the part");
+  }
+  if (static_cast<size_t>(part.traces_size()) > kMaxTracesAPart ||
+      !std::ranges::all_of(part.traces(), IsTraceId)) {
+    return refuse("traces are at most " + std::to_string(kMaxTracesAPart) +
+                  ", each of 32 digits of lowercase hex");
   }
   if (!sums) return Status::Ok();
   const auto& offsets = part.bag_offsets();
@@ -145,7 +160,47 @@ void PeerLookup::NoteLookup(const v1::LookupRequest& request,
   sample->Add(std::move(lookup));
 }
 
+void PeerLookup::NoteSlow(const v1::LookupRequest& request, Clock::time_point began) const {
+  const Clock::time_point now = Clock::now();
+  const double whole_us = std::chrono::duration<double, std::micro>(now - began).count();
+  if (state_.load() == nullptr || !state_.slow_lookups().IsSlow(whole_us, now)) return;
+  const auto ended = std::chrono::system_clock::now().time_since_epoch();
+  SlowLookup slow{
+      .ended_ms = std::chrono::duration_cast<std::chrono::milliseconds>(ended).count(),
+      .trace = {},
+      .asker = {},
+      .keys = 0,
+      .whole_us = whole_us,
+  };
+  std::set<std::string> traces;
+  for (const v1::LookupPart& part : request.parts()) {
+    slow.keys += static_cast<uint64_t>(part.keys_size());
+    for (const std::string& trace : part.traces()) {
+      if (traces.size() < kSlowOfOne) traces.insert(trace);
+    }
+  }
+  // A name is believed if the plan has such a peer.
+  const std::shared_ptr<const Routing> plan = plan_->routing();
+  if (plan != nullptr &&
+      std::ranges::find(plan->peers, request.asker(), &Routing::Peer::name) != plan->peers.end()) {
+    slow.asker = request.asker();
+  }
+  if (traces.empty()) traces.emplace();
+  for (const std::string& trace : traces) {
+    slow.trace = trace;
+    state_.slow_lookups().Add(slow, now);
+  }
+}
+
 Status PeerLookup::Lookup(const v1::LookupRequest& request, v1::LookupResponse* response) const {
+  const Clock::time_point began = Clock::now();
+  Status status = AnswerParts(request, response);
+  if (status.ok() && !request.parts().empty()) NoteSlow(request, began);
+  return status;
+}
+
+Status PeerLookup::AnswerParts(const v1::LookupRequest& request,
+                               v1::LookupResponse* response) const {
   if (!request.asker().empty() && request.asker_versions().has_newest()) {
     peers_->OnVersionHint(request.asker(), request.asker_versions());
   }

@@ -4,6 +4,7 @@
 // Owned by Answers. Thread-safe, without a mutex: gRPC's threads call it, many at once.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -26,9 +27,11 @@ class PeerLookup {
   // A request without parts is a beat. A part at a version, or of a bucket, that is not held here
   // gets a refusal in its result. kUnavailable: the node does not serve; kInvalidArgument naming
   // what breaks a rule, or is too large.
+  // A look-up that is slow is kept for whoever asks for the node's load.
   Status Lookup(const v1::LookupRequest& request, v1::LookupResponse* response) const;
 
  private:
+  using Clock = std::chrono::steady_clock;
   // The view of the last part: parts of one call are mostly of one version.
   struct View {
     std::unique_ptr<ReadView> rows;  // of the version below, once there is one
@@ -37,6 +40,9 @@ class PeerLookup {
   };
   // Keeps its keys for the next start, if they are among those that are. `tables`: by part.
   void NoteLookup(const v1::LookupRequest& request, std::span<const uint32_t> tables) const;
+  Status AnswerParts(const v1::LookupRequest& request, v1::LookupResponse* response) const;
+  // Keeps it once for each trace, if it is among the slowest.
+  void NoteSlow(const v1::LookupRequest& request, Clock::time_point began) const;
   std::optional<uint32_t> TableOfId(uint32_t id) const;
   // Sets the table's place in the manifest.
   Status Prove(const v1::LookupPart& part, uint32_t* table) const;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <map>
 #include <memory>
 #include <thread>
@@ -236,8 +237,20 @@ void RemoteLookup::Split(const Routing& routing, uint64_t version, uint64_t line
   }
 }
 
+void RemoteLookup::AddTraces(const Part& part, std::span<const std::string_view> traces,
+                             v1::LookupPart* out) {
+  uint32_t last = std::numeric_limits<uint32_t>::max();
+  for (const Wanted& user : part.users) {
+    if (user.request == last || traces[user.request].empty()) continue;
+    last = user.request;
+    if (std::ranges::find(out->traces(), traces[last]) != out->traces().end()) continue;
+    out->add_traces(std::string(traces[last]));
+    if (static_cast<size_t>(out->traces_size()) == kMaxTracesAPart) return;
+  }
+}
+
 void RemoteLookup::Ask(const Routing& routing, uint64_t version, uint64_t lineage,
-                       Clock::time_point deadline, Parts* parts) {
+                       Clock::time_point deadline, FetchTerms terms, Parts* parts) {
   // Parts for one peer stand side by side: they may share a call.
   std::ranges::stable_sort(parts->all, {}, &Part::peer);
   std::vector<PartCall>& calls = calls_.emplace_back(parts->all.size());
@@ -257,6 +270,7 @@ void RemoteLookup::Ask(const Routing& routing, uint64_t version, uint64_t lineag
       for (const uint32_t place : part.user_place) out.add_bag_keys(place);
       for (const float weight : part.weights) out.add_bag_weights(weight);
     }
+    if (!terms.traces.empty()) AddTraces(part, terms.traces, &out);
     auto [at, fresh] = by_peer.try_emplace(part.peer, c, 0);
     ++at->second.second;
     ++c;
@@ -454,7 +468,7 @@ Status RemoteLookup::Fetch(const Pinned& pinned, std::span<const BagFeature> fea
     } else {
       const Clock::time_point now = Clock::now();
       Ask(routing, version, lineage, parts.more ? now + (peers_until - now) / 2 : peers_until,
-          &parts);
+          terms, &parts);
       failed.clear();
       EMBERTIDE_RETURN_IF_ERROR(Take(parts, version, lineage, terms, &failed));
     }

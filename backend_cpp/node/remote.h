@@ -19,6 +19,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "embertide/deadline.h"
@@ -157,7 +158,10 @@ class RemoteLookup {
   bool AwaitVersion(const Routing& routing, uint64_t version, uint64_t lineage,
                     Clock::time_point until);
   void Ask(const Routing& routing, uint64_t version, uint64_t lineage, Clock::time_point deadline,
-           Parts* parts);
+           FetchTerms terms, Parts* parts);
+  // Adds those of the requests that use the part; `traces`: by request.
+  static void AddTraces(const Part& part, std::span<const std::string_view> traces,
+                        v1::LookupPart* out);
   Status Take(const Parts& parts, uint64_t version, uint64_t lineage, FetchTerms terms,
               std::vector<Wanted>* failed);
   Status TakeRows(const Part& part, HotSet::Version version, const v1::LookupResult& result);

@@ -15,6 +15,7 @@ inline constexpr size_t kMaxProbesBytes = 16 << 20;  // of all that ask for heal
 inline constexpr size_t kMaxLookupBytes = 1 << 20;   // of a LookupRequest, its parts
 inline constexpr size_t kMaxPartsACall = 256;
 inline constexpr size_t kMaxKeysACall = 65536;
+inline constexpr size_t kMaxTracesAPart = 4;
 // A part is at most half of these, so that a call carries at least one. The rows that an answer is
 // made of have the same bound.
 inline constexpr size_t kMaxAnswerBytes = 32 << 20;

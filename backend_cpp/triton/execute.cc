@@ -679,6 +679,13 @@ Status Executor::Fetch(const Pinned& pinned, std::span<const BagFeature> feature
   return status;
 }
 
+std::span<const std::string_view> Executor::TracesOf(std::span<Job* const> jobs) {
+  traces_.clear();
+  if (std::ranges::all_of(jobs, [](const Job* job) { return job->trace.empty(); })) return {};
+  for (const Job* job : jobs) traces_.emplace_back(job->trace);
+  return traces_;
+}
+
 // Brings the histories of the users of requests that leave their columns to the node: a round of
 // lookups before the one for the items, under the same pin.
 Status Executor::FillHistories(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms) {
@@ -712,6 +719,7 @@ Status Executor::FillHistory(const Pinned& pinned, uint32_t number, std::span<Jo
       const Deadline now = std::chrono::steady_clock::now();
       deadline = now + (deadline - now) / 2;
     }
+    terms.traces = TracesOf(jobs);
     EMBERTIDE_RETURN_IF_ERROR(Fetch(pinned, {&feature, 1}, bags, deadline, terms));
   }
   const BagReader rows(pinned.rows);
@@ -816,6 +824,7 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs, FetchTe
   bags_.clear();
   for (const Job* job : jobs) bags_.push_back(BagsOf(*job));
   if (remote_ != nullptr) {
+    terms.traces = TracesOf(jobs);
     // The first has the earliest deadline.
     EMBERTIDE_RETURN_IF_ERROR(Fetch(pinned, features_, bags_, jobs[0]->deadline, terms));
   }

@@ -20,6 +20,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -146,6 +147,8 @@ class Executor {
   // Node::Fetch, timed. Requires: a node with peers.
   Status Fetch(const Pinned& pinned, std::span<const BagFeature> features, std::span<KeyBags> bags,
                Deadline deadline, FetchTerms terms);
+  // By job; empty where none has one. Valid until the next call.
+  std::span<const std::string_view> TracesOf(std::span<Job* const> jobs);
   Status FillHistories(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms);
   Status FillHistory(const Pinned& pinned, uint32_t number, std::span<Job*> jobs, FetchTerms terms);
   void MarkUnanswered(const Job& job) const;
@@ -193,10 +196,11 @@ class Executor {
   // Working memory, kept between executions; bounded by max_keys and max_output_bytes.
   std::vector<Job*> good_;
   std::vector<Part> parts_;
-  uint64_t peers_ns_ = 0;          // of a group, in Fetch
-  std::vector<KeyBags> bags_;      // of a group's requests
-  std::vector<float> embeddings_;  // ranking: of all samples of a group
-  std::vector<float> contexts_;    // the same of all contexts, as wide
+  uint64_t peers_ns_ = 0;                 // of a group, in Fetch
+  std::vector<KeyBags> bags_;             // of a group's requests
+  std::vector<std::string_view> traces_;  // the same; empty: none has one
+  std::vector<float> embeddings_;         // ranking: of all samples of a group
+  std::vector<float> contexts_;           // the same of all contexts, as wide
   // By sample of a group, its row of `contexts_`, or Transforms::kNoContext; empty: the group has
   // no context.
   std::vector<uint32_t> context_of_;

@@ -77,6 +77,7 @@ class AsyncClient:
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
+        traceparent: str | None = None,
     ) -> Ranked[NDArray[np.float32]]: ...
 
     @overload
@@ -92,6 +93,7 @@ class AsyncClient:
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
+        traceparent: str | None = None,
     ) -> Ranked[Any]: ...
 
     async def rank(
@@ -106,16 +108,17 @@ class AsyncClient:
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
+        traceparent: str | None = None,
     ) -> Ranked[Any]:
         """Score samples, all by one version; arguments and errors are those of `Client.rank`."""
-        call = Call(self._calling, model, timeout_s)
-        schema = await self._schema(call)
-        check_kind(schema, ranking=True)
-        asked = chosen(schema, heads)
-        columns = read(schema, features, weights, dense, context, repeat=sources)
-        work = Work(columns, sources, version, asked)
-        answer: Ranked[Any] = await self._run(call, work)
-        return answer
+        with Call(self._calling, model, timeout_s, "rank", traceparent) as call:
+            schema = await self._schema(call)
+            check_kind(schema, ranking=True)
+            asked = chosen(schema, heads)
+            columns = read(schema, features, weights, dense, context, repeat=sources)
+            work = Work(columns, sources, version, asked)
+            answer: Ranked[Any] = await self._run(call, work)
+            return answer
 
     @overload
     async def lookup(
@@ -127,6 +130,7 @@ class AsyncClient:
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
+        traceparent: str | None = None,
     ) -> Looked[dict[str, Any]]: ...
 
     @overload
@@ -139,6 +143,7 @@ class AsyncClient:
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
+        traceparent: str | None = None,
     ) -> Looked[Any]: ...
 
     async def lookup(
@@ -150,14 +155,15 @@ class AsyncClient:
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
+        traceparent: str | None = None,
     ) -> Looked[Any]:
         """Look vectors up, all of one version; arguments and errors are those of `rank`."""
-        call = Call(self._calling, model, timeout_s)
-        schema = await self._schema(call)
-        check_kind(schema, ranking=False)
-        work = Work(read(schema, features, weights), sources, version)
-        answer: Looked[Any] = await self._run(call, work)
-        return answer
+        with Call(self._calling, model, timeout_s, "lookup", traceparent) as call:
+            schema = await self._schema(call)
+            check_kind(schema, ranking=False)
+            work = Work(read(schema, features, weights), sources, version)
+            answer: Looked[Any] = await self._run(call, work)
+            return answer
 
     # --- sending ----------------------------------------------------------------------------------
 

@@ -10,10 +10,12 @@ deadline, and none is cancelled (embertide._common.kserve says why).
 import random
 import time
 from collections.abc import Callable, Generator
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from embertide._common import kserve
 from embertide._common.quoting import terminal_text
+from embertide.client import tracing
 from embertide.client.calling import Calling
 from embertide.client.errors import (
     ClientError,
@@ -59,10 +61,31 @@ class UnknownModelError(AwayError):
 
 
 class Call:
-    """One call of a client: its time, and how often it sent."""
+    """One call of a client: its time, its trace, and how often it sent.
 
-    def __init__(self, calling: Calling, model: str, timeout_s: float | None) -> None:
-        """Start the clock."""
+    A context manager, whose end is that of the call's span, where it has one.
+    """
+
+    def __init__(
+        self,
+        calling: Calling,
+        model: str,
+        timeout_s: float | None,
+        name: str = "",
+        traceparent: str | None = None,
+    ) -> None:
+        """Start the clock.
+
+        Args:
+            calling: Endpoints and settings.
+            model: The model that is asked.
+            timeout_s: Deadline of the call; None: that of the settings.
+            name: Of the call, for its trace; empty: it has none.
+            traceparent: The caller's.
+
+        Raises:
+            InputError: The traceparent is none.
+        """
         self.calling, self.model = calling, model
         self.timeout_s = calling.settings.timeout_s if timeout_s is None else timeout_s
         if not self.timeout_s > 0:
@@ -70,6 +93,37 @@ class Call:
         self._end_s = time.monotonic() + self.timeout_s
         self.tries = 0
         self.known = False  # whether an endpoint has told of the model
+        self._trace: tracing.Trace = (
+            tracing.begin(calling.settings.trace, name, model, traceparent)
+            if name
+            else tracing.Carried("")
+        )
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        """End its trace, and tell an error of it."""
+        if isinstance(error, ClientError):
+            error.trace = self.trace
+        self._trace.end(error)
+
+    @property
+    def trace(self) -> str | None:
+        """Its trace-id; None: it has none."""
+        return tracing.trace_id_of(self._trace.traceparent)
+
+    def metadata(self) -> kserve.Metadata:
+        """Return the metadata of a request."""
+        traceparent = self._trace.traceparent
+        more = ((tracing.HEADER, traceparent),) if traceparent else ()
+        return (*self.calling.settings.metadata(), *more)
 
     def left_s(self) -> float:
         """Seconds that are left."""
@@ -194,7 +248,7 @@ class Tries:
         call.tries += 1
         self._sent += 1
         self._asked.add(at)
-        metadata = calling.settings.metadata()
+        metadata = call.metadata()
         calling.look_after(call.model, metadata)
         if self._rpc == "ModelInfer":
             kserve.set_timeout(self._request, left_s)

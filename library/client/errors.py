@@ -4,7 +4,13 @@ from typing import Self
 
 
 class ClientError(RuntimeError):
-    """A call failed; the message says of which model, where, and why."""
+    """A call failed; the message says of which model, where, and why.
+
+    Attributes:
+        trace: Trace-id of the call's requests; None: they carried none.
+    """
+
+    trace: str | None = None
 
 
 class InputError(ClientError, ValueError):

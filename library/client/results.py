@@ -60,6 +60,7 @@ class Answer:
             None unless asked for.
         requests: That the call was cut into.
         tries: Times that requests were sent, repeats included.
+        trace: Trace-id that the requests carried; None: they carried none.
     """
 
     version: int
@@ -71,6 +72,7 @@ class Answer:
     sources: Mapping[str, NDArray[np.uint8]] | None
     requests: int
     tries: int
+    trace: str | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +159,7 @@ def facts_of(
     keys: int,
     sources: Mapping[str, NDArray[np.uint8]] | None,
     tries: int,
+    trace: str | None,
 ) -> dict[str, Any]:
     """Return the fields of `Answer`, from what the responses say."""
     degraded = sum(each.degraded_keys for each in said)
@@ -171,4 +174,5 @@ def facts_of(
         "sources": sources,
         "requests": len(said),
         "tries": tries,
+        "trace": trace,
     }

@@ -9,6 +9,7 @@ import grpc
 
 from embertide._common import kserve
 from embertide._common.addresses import is_local_target, split_address
+from embertide.client import tracing
 
 _MIN_PATIENCE_S = 0.02  # machines have pauses
 
@@ -42,6 +43,9 @@ class Settings:
         tls: None: plain text.
         token: Sent as `authorization: Bearer ...`; a function is asked before each request.
         schemas: By model, of those that do not tell theirs (docs/serving.md, Schema).
+        trace: Where the traceparent of a call's requests comes from. "given": of the caller, or of
+            OpenTelemetry's active span; "always": else a new one; "spans": of a span of
+            OpenTelemetry that each call is, which needs the extra `otel`.
         max_answer_bytes: Bound on the answer to one request. Calls are cut so that answers fit.
     """
 
@@ -54,6 +58,7 @@ class Settings:
     tls: Tls | None = None
     token: str | Callable[[], str] | None = None
     schemas: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    trace: tracing.How = "given"
     max_answer_bytes: int = kserve.MAX_ANSWER_BYTES
 
     def __post_init__(self) -> None:
@@ -62,6 +67,8 @@ class Settings:
         for name in (*times, "tries", "concurrency", "max_answer_bytes"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be more than 0")
+        if self.trace not in tracing.HOWS:
+            raise ValueError(f"trace is {self.trace!r}; give {', '.join(map(repr, tracing.HOWS))}")
         if self.try_s is not None and not self.try_s > 0:
             raise ValueError(f"try_s is {self.try_s}; it must be more than 0, or None")
 

@@ -85,6 +85,7 @@ class Client:
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
+        traceparent: str | None = None,
     ) -> Ranked[NDArray[np.float32]]: ...
 
     @overload
@@ -100,6 +101,7 @@ class Client:
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
+        traceparent: str | None = None,
     ) -> Ranked[Any]: ...
 
     def rank(
@@ -114,6 +116,7 @@ class Client:
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
+        traceparent: str | None = None,
     ) -> Ranked[Any]:
         """Score samples, all by one version.
 
@@ -131,6 +134,8 @@ class Client:
             version: The one to answer by; None: the newest that the node answers at.
             sources: Ask where each key's row came from.
             timeout_s: Deadline of the whole call; None: the client's.
+            traceparent: W3C traceparent that the call's requests carry; None: as the client's
+                `trace` says.
 
         Raises:
             InputError: The input cannot be sent; nothing was sent.
@@ -140,14 +145,14 @@ class Client:
             UnavailableError: No endpoint answered.
             RefusedError: The node refused a request.
         """
-        call = Call(self._calling, model, timeout_s)
-        schema = self._schema(call)
-        check_kind(schema, ranking=True)
-        asked = chosen(schema, heads)
-        columns = read(schema, features, weights, dense, context, repeat=sources)
-        work = Work(columns, sources, version, asked)
-        answer: Ranked[Any] = self._run(call, work)
-        return answer
+        with Call(self._calling, model, timeout_s, "rank", traceparent) as call:
+            schema = self._schema(call)
+            check_kind(schema, ranking=True)
+            asked = chosen(schema, heads)
+            columns = read(schema, features, weights, dense, context, repeat=sources)
+            work = Work(columns, sources, version, asked)
+            answer: Ranked[Any] = self._run(call, work)
+            return answer
 
     @overload
     def lookup(
@@ -159,6 +164,7 @@ class Client:
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
+        traceparent: str | None = None,
     ) -> Looked[dict[str, Any]]: ...
 
     @overload
@@ -171,6 +177,7 @@ class Client:
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
+        traceparent: str | None = None,
     ) -> Looked[Any]: ...
 
     def lookup(
@@ -182,14 +189,15 @@ class Client:
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
+        traceparent: str | None = None,
     ) -> Looked[Any]:
         """Look vectors up, all of one version; arguments and errors are those of `rank`."""
-        call = Call(self._calling, model, timeout_s)
-        schema = self._schema(call)
-        check_kind(schema, ranking=False)
-        work = Work(read(schema, features, weights), sources, version)
-        answer: Looked[Any] = self._run(call, work)
-        return answer
+        with Call(self._calling, model, timeout_s, "lookup", traceparent) as call:
+            schema = self._schema(call)
+            check_kind(schema, ranking=False)
+            work = Work(read(schema, features, weights), sources, version)
+            answer: Looked[Any] = self._run(call, work)
+            return answer
 
     # --- sending ----------------------------------------------------------------------------------
 

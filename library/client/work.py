@@ -97,7 +97,7 @@ class Work:
             sources = sources_of(found, requests, self.schema)
         keys = sum(int(request.lengths_BF.sum()) for request in requests)
         said = [reply.said for reply in replies]
-        facts = facts_of(said, keys=keys, sources=sources, tries=call.tries)
+        facts = facts_of(said, keys=keys, sources=sources, tries=call.tries, trace=call.trace)
         if facts["degraded"] is not None:
             call.calling.count("degraded_answers")
             call.calling.count("degraded_keys", facts["degraded"].keys)

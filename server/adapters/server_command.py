@@ -26,6 +26,8 @@ GRPC_ADMIN_HEADER = f"triton-grpc-protocol-{ADMIN_HEADER}"
 # scores need none of them.
 _OPERATORS_APIS = "model-repository,shared-memory,trace,logging"
 _PROGRAM = "embertide_server"
+# tritonserver makes headers that match it parameters of the request; ours does so by itself.
+_TRACE_HEADER = "(?i)traceparent"
 
 
 class TritonError(ProcessError):
@@ -105,7 +107,11 @@ class ServerOptions:
 def _http(options: ServerOptions) -> list[str]:
     if options.http_port is None:
         return ["--allow-http=false"]
-    return [f"--http-address={options.evhtp_host()}", f"--http-port={options.http_port}"]
+    return [
+        f"--http-address={options.evhtp_host()}",
+        f"--http-port={options.http_port}",
+        f"--http-header-forward-pattern={_TRACE_HEADER}",
+    ]
 
 
 def _restrictions(options: ServerOptions) -> list[str]:
@@ -127,6 +133,7 @@ def triton_arguments(options: ServerOptions, root: Path) -> list[str]:
         f"--metrics-address={options.evhtp_host()}",
         f"--grpc-port={options.grpc_port}",
         f"--metrics-port={options.metrics_port}",
+        f"--grpc-header-forward-pattern={_TRACE_HEADER}",
         "--disable-auto-complete-config",
         f"--exit-timeout-secs={options.exit_timeout_s}",
         *(

@@ -172,6 +172,14 @@ def command(
     metrics_host: Annotated[
         str, typer.Option(help="Address of this machine that /metrics listens on, without TLS.")
     ] = "127.0.0.1",
+    spans: Annotated[
+        bool,
+        typer.Option(
+            "--spans",
+            help="Make each call a span of OpenTelemetry (docs/control.md, Traces); needs the "
+            "extra otel.",
+        ),
+    ] = False,
     standby: Annotated[
         bool, typer.Option(help="Wait until no other one leads; without it, take over at once.")
     ] = False,
@@ -235,6 +243,7 @@ def command(
                 planner_limit_s=planner_limit_s,
                 advertise=advertise,
                 metrics=(metrics_host, metrics_port) if metrics_port is not None else None,
+                spans=spans,
             )
             kept = None if state else stack.enter_context(KeptRedis(own_state(directory)))
             url = kept.url if kept is not None else _check_url("--state", state or "")

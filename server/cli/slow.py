@@ -30,8 +30,7 @@ def slow_facts(answers: FleetAnswers, each: control_pb2.SlowRequestOfNode) -> di
         "node": each.node,
         "ended_ms": request.ended_ms,
         "ago_ms": max(0, answers.at_ms - request.ended_ms),
-        # A node's word: digits of hex, or nothing is shown.
-        "trace": request.trace if _TRACE_DIGITS.issuperset(request.trace) else "",
+        "trace": _trace_of(request.trace),
         "refusal": request.refusal,
         "version": request.version,
         "samples": request.samples,
@@ -41,6 +40,25 @@ def slow_facts(answers: FleetAnswers, each: control_pb2.SlowRequestOfNode) -> di
         "stages_us": stages,
         "other_us": max(0, request.whole_us - sum(stages.values())),
     }
+
+
+def lookup_facts(answers: FleetAnswers, each: control_pb2.SlowLookupOfNode) -> dict[str, Any]:
+    """Return a slow look-up for a peer: its node, who asked, age, caller's trace, size, time."""
+    lookup = each.lookup
+    return {
+        "node": each.node,
+        "asker": lookup.asker,
+        "ended_ms": lookup.ended_ms,
+        "ago_ms": max(0, answers.at_ms - lookup.ended_ms),
+        "trace": _trace_of(lookup.trace),
+        "keys": lookup.keys,
+        "whole_us": lookup.whole_us,
+    }
+
+
+def _trace_of(said: str) -> str:
+    """Return a trace, a node's word: digits of hex, or nothing is shown."""
+    return said if _TRACE_DIGITS.issuperset(said) else ""
 
 
 def command(
@@ -63,8 +81,9 @@ def command(
 ) -> None:
     """Show the slowest requests of the last minute, and how long each of their stages took.
 
-    A request is found again by the trace that its caller gave (`traceparent`, W3C). A node's own
-    page says also how long requests waited, and what was slow in the last hour.
+    A request is found again by the trace that its caller gave (`traceparent`, W3C), and so are the
+    look-ups that peers made for it. A node's own page says also how long requests waited, and what
+    was slow in the last hour.
 
     Example: embertide slow node-1
 
@@ -88,15 +107,39 @@ def command(
                 f"node {node!r} has reported no load; give one of those that have: "
                 f"{', '.join(names) or 'none'}"
             )
-        found = [
-            facts
-            for facts in (slow_facts(answers, each) for each in answers.figures.slow_requests)
-            if node in (None, facts["node"]) and trace in ("", facts["trace"])
-        ][:count]
+        told = (
+            (slow_facts(answers, each) for each in answers.figures.slow_requests),
+            (lookup_facts(answers, each) for each in answers.figures.slow_lookups),
+        )
+        found, lookups = (
+            [
+                each
+                for each in facts
+                if node in (None, each["node"]) and trace in ("", each["trace"])
+            ][:count]
+            for facts in told
+        )
         if as_json:
-            print_json({"slow": found})
+            print_json({"slow": found, "lookups": lookups})
             return
         _show(found)
+        if lookups:
+            say()
+            _show_lookups(lookups)
+
+
+def _show_lookups(lookups: Iterable[dict[str, Any]]) -> None:
+    table = Table("node", "looked up for", "ago", "ms", "keys", names=("node", "looked up for"))
+    traced = []
+    for each in lookups:
+        ms = f"{each['whole_us'] / 1000:.1f}"
+        asker = each["asker"] or "unknown"
+        table.add_row(each["node"], asker, age_text(each["ago_ms"]), ms, f"{each['keys']:,}")
+        if each["trace"]:
+            traced.append(f"{ms} ms at {each['node']} for {asker}: {each['trace']}")
+    show_table(table)
+    for line in traced:
+        say(f"trace of {line}")
 
 
 def _show(found: Iterable[dict[str, Any]]) -> None:

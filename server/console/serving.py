@@ -3,7 +3,7 @@
 import collections
 from typing import Any
 
-from embertide.server.cli.slow import slow_facts
+from embertide.server.cli.slow import lookup_facts, slow_facts
 from embertide.server.console.source import Reading, Source
 from embertide.v1 import plan_pb2
 
@@ -30,6 +30,9 @@ def latency(reading: Reading, query: dict[str, str], source: Source) -> dict[str
         "longest_us": max((each["p99_us"] for each in nodes), default=0) or 1,
         "slow": [
             slow_facts(reading.answers, each) for each in reading.answers.figures.slow_requests
+        ],
+        "lookups": [
+            lookup_facts(reading.answers, each) for each in reading.answers.figures.slow_lookups
         ],
     }
 

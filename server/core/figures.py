@@ -1,7 +1,7 @@
 """The figures of a fleet that people look at: one source for commands, the console and metrics."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from embertide.server.core.errors import Code, RefusedError, invalid
 from embertide.server.core.loads import hottest
@@ -17,6 +17,7 @@ from embertide.v1 import control_pb2, node_pb2, plan_pb2
 RANGES_MAX = 1024
 SLOW_MAX = 1000
 ALL_RANGES_MAX = 4096
+_Slow = TypeVar("_Slow", node_pb2.SlowRequest, node_pb2.SlowLookup)
 
 
 class FleetSnapshot(NamedTuple):
@@ -62,6 +63,7 @@ def figures_of(
         raise invalid(f"ranges is {request.ranges}; at most {RANGES_MAX}")
     hot_keys = hottest(fleet.loads.values(), request.hot_keys)
     slow = _slow_requests(fleet, request.slow_requests)
+    lookups = _slow_lookups(fleet, request.slow_requests)
     plan = fleet.plan
     if plan is None:
         return control_pb2.GetFleetFiguresResponse(no_plan=fleet.no_plan)
@@ -79,6 +81,7 @@ def figures_of(
         ranges=_ranges(_chosen(plan.tables, request.tables), fleet, request.ranges),
         hot_keys=hot_keys,
         slow_requests=slow,
+        slow_lookups=lookups,
     )
 
 
@@ -167,12 +170,22 @@ def _slow_requests(fleet: FleetSnapshot, count: int) -> list[control_pb2.SlowReq
     """
     if count > SLOW_MAX:
         raise invalid(f"slow_requests is {count}; at most {SLOW_MAX}")
-    found = [
-        (each.whole_us, name, each)
-        for name in (sorted(fleet.loads) if count else ())
-        for each in fleet.loads[name].slow
-    ]
-    found.sort(key=lambda each: -each[0])
-    return [
-        control_pb2.SlowRequestOfNode(node=name, request=each) for _, name, each in found[:count]
-    ]
+    found = _slowest(
+        ((name, each) for name, load in fleet.loads.items() for each in load.slow), count
+    )
+    return [control_pb2.SlowRequestOfNode(node=name, request=each) for name, each in found]
+
+
+def _slow_lookups(fleet: FleetSnapshot, count: int) -> list[control_pb2.SlowLookupOfNode]:
+    """Return the slowest look-ups that nodes made for peers, slowest first."""
+    found = _slowest(
+        ((name, each) for name, load in fleet.loads.items() for each in load.slow_lookups), count
+    )
+    return [control_pb2.SlowLookupOfNode(node=name, lookup=each) for name, each in found]
+
+
+def _slowest(found: Iterable[tuple[str, _Slow]], count: int) -> list[tuple[str, _Slow]]:
+    """Return what took longest, with the names of the nodes."""
+    if not count:
+        return []
+    return sorted(found, key=lambda each: (-each[1].whole_us, each[0]))[:count]

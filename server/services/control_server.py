@@ -40,6 +40,7 @@ from embertide.server.services.listening import (
 from embertide.server.services.metrics import ControlPage, metrics_app
 from embertide.server.services.outside import Outside
 from embertide.server.services.planning import LIMIT_S, Planning
+from embertide.server.services.spans import Spans
 from embertide.server.services.tokens import Guard, Tokens
 from embertide.v1 import control_pb2_grpc
 
@@ -68,6 +69,7 @@ class ServerOptions:
         planner_limit_s: Time that a planner may take; a call of StartReshard waits for 30 s.
         advertise: HOST:PORT that others are told; empty: where it listens.
         metrics: Host and port of /metrics, over HTTP to everybody who reaches it; None: none.
+        spans: Whether calls are spans of OpenTelemetry.
     """
 
     control: ControlOptions
@@ -81,6 +83,7 @@ class ServerOptions:
     planner_limit_s: float = LIMIT_S
     advertise: str = ""
     metrics: tuple[str, int] | None = None
+    spans: bool = False
 
 
 @contextlib.contextmanager
@@ -126,6 +129,7 @@ class ControlServer:
         Raises:
             StateUnavailableError: The store cannot be reached.
             ListenError: The address cannot be listened on.
+            ImportError: `options.spans`, and opentelemetry-api is missing.
         """
         self._options = options
         guard = Guard(options.tokens, certificates=options.tls is not None)
@@ -138,7 +142,7 @@ class ControlServer:
         self._answers = BackgroundTask("answers", self._tend, expected=(NoThreadError,))
         self._server = grpc.server(
             self._calls,
-            interceptors=[self.gate],
+            interceptors=[self.gate, *([Spans()] if options.spans else [])],
             maximum_concurrent_rpcs=_THREADS + QUEUED_MAX,
             options=[
                 ("grpc.max_receive_message_length", LARGE_BYTES_MAX + _FRAME_BYTES),

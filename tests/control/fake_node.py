@@ -51,6 +51,7 @@ class FakeNode(node_pb2_grpc.NodeServiceServicer):
     ) -> None:
         self.reads: dict[int, int] = {}
         self.slow: list[node_pb2.SlowRequest] = []
+        self.slow_lookups: list[node_pb2.SlowLookup] = []
         self.beating = threading.Event()
         self.beating.set()
         self.loading = threading.Event()
@@ -106,6 +107,7 @@ class FakeNode(node_pb2_grpc.NodeServiceServicer):
                     )
         answer.hot_keys.add(table_id=0, key=7, reads=40, error=1)
         answer.slow.extend(self.slow)
+        answer.slow_lookups.extend(self.slow_lookups)
         return answer
 
     def Lookup(

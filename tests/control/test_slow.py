@@ -32,6 +32,11 @@ def slow(whole_us: int, **more: Any) -> node_pb2.SlowRequest:
     )
 
 
+def lookup(whole_us: int, **more: Any) -> node_pb2.SlowLookup:
+    ended_ms = round(time.time() * 1000)
+    return node_pb2.SlowLookup(ended_ms=ended_ms, whole_us=whole_us, keys=48, **more)
+
+
 def test_the_slowest_of_all_nodes_come_first_with_their_stages(bench: Bench) -> None:
     control = bench.control(expect=2)
     nodes = [bench.node(f"node-{at}", control.address) for at in range(2)]
@@ -73,5 +78,29 @@ def test_the_slowest_of_all_nodes_come_first_with_their_stages(bench: Bench) -> 
         "node 'node-7' has reported no load; give one of those that have: node-0, node-1"
         in missing.output
     )
+    nodes[1].slow_lookups = [lookup(4000, asker="node-0", trace=TRACE), lookup(50)]
+    nodes[0].slow_lookups = [lookup(90, asker="\x1b[2J<b>", trace="\x1b[2J<b>")]
+
+    def lookups(*words: str) -> list[dict[str, Any]]:
+        done = embertide("slow", *words, *where, "--json")
+        facts: list[dict[str, Any]] = json.loads(done.output)["lookups"]
+        return facts
+
+    wait_until(lambda: len(lookups()) == 3)
+    assert [(each["node"], each["whole_us"]) for each in lookups()] == [
+        ("node-1", 4000),
+        ("node-0", 90),
+        ("node-1", 50),
+    ]
+    slowest = lookups()[0]
+    assert (slowest["asker"], slowest["keys"], slowest["trace"]) == ("node-0", 48, TRACE)
+    assert lookups()[1]["trace"] == ""
+    assert [each["whole_us"] for each in lookups("--trace", TRACE)] == [4000]
+    assert [each["whole_us"] for each in lookups("node-0")] == [90]
+    assert len(lookups("--count", "1")) == 1
+    shown = embertide("slow", *where).output
+    assert f"trace of 4.0 ms at node-1 for node-0: {TRACE}" in shown
+    assert "\x1b" not in shown
+
     none = embertide("slow", "--trace", "0" * 32, *where)
     assert "none of the slowest requests" in none.output

@@ -22,6 +22,7 @@ from serving import Client, metric, parameters
 from tritonclient.utils import InferenceServerException
 from waiting import wait_until
 
+import embertide
 from embertide._common.direct_http import open_url
 from embertide.server.adapters import triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer
@@ -395,18 +396,26 @@ def test_where_the_time_of_a_request_over_two_nodes_went(site: Site) -> None:
 
 def test_the_slow_requests_of_a_fleet_are_told_by_stage_and_trace(site: Site) -> None:
     trace = secrets.token_hex(16)
-    parameters = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01"}
+    traceparent = f"00-{trace}-{secrets.token_hex(8)}-01"
     rng = np.random.default_rng(6)
 
-    def asked() -> list[dict[str, Any]]:
-        keys_BF = rng.integers(1 << 41, 1 << 42, (32, OWN))
-        site.score(0, {"KEYS": keys_BF}, parameters=parameters)
-        found: list[dict[str, Any]] = site.pair.ask("slow", "--trace", trace)["slow"]
+    def asked() -> dict[str, list[dict[str, Any]]]:
+        keys_FB = rng.integers(1 << 41, 1 << 42, (OWN, 32))
+        columns = dict(zip(NAMES[:OWN], keys_FB, strict=True))
+        assert client.rank("rank", columns, traceparent=traceparent).trace == trace
+        found: dict[str, list[dict[str, Any]]] = site.pair.ask("slow", "--trace", trace)
         return found
 
-    wait_until(lambda: bool(asked()))  # with the next load that the control plane asks for
-    call = asked()[0]
-    assert call["node"] == min(each["node"] for each in site.pair.ask("status")["nodes"])
+    with embertide.Client(site.pair.nodes[0].grpc, timeout_s=60) as client:
+        wait_until(lambda: all(asked().values()))  # with the next loads that are asked for
+        told = asked()
+    call, lookup = told["slow"][0], told["lookups"][0]
+    first, second = sorted(each["node"] for each in site.pair.ask("status")["nodes"])
+    # One id names the request at the node that was asked, and the look-ups that a peer made for it.
+    assert (lookup["node"], lookup["asker"]) == (second, first)
+    assert 1 <= lookup["keys"] <= call["keys"]
+    assert lookup["whole_us"] > 0
+    assert call["node"] == first
     assert (call["samples"], call["refusal"]) == (32, "")
     assert 1 <= call["version"] <= max(site.histories)
     assert call["keys"] >= 32 * OWN

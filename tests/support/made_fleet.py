@@ -111,6 +111,17 @@ def answers(
             told.slow.add(
                 ended_ms=now_ms, whole_us=90, requests=1, refusal=names.message, trace=names.message
             )
+        if at == 1:
+            told.slow_lookups.add(
+                ended_ms=now_ms,
+                whole_us=5200,
+                keys=48,
+                asker=known[0].name,
+                trace="4bf92f3577b34da6a3ce929d0e0e4736",
+            )
+            told.slow_lookups.add(
+                ended_ms=now_ms, whole_us=80, keys=3, asker=names.message, trace=names.message
+            )
         for bucket in range(at, buckets, nodes):
             told.buckets.add(
                 bucket=bucket,

@@ -17,6 +17,7 @@
 #include <span>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "embertide/deadline.h"
@@ -91,6 +92,9 @@ struct FetchTerms {
   bool named = false;
   // It may be started over with another pin, before keys go unanswered.
   bool may_start_over = false;
+  // The trace of each request's caller (base/trace_id.h), which peers are told; empty: no request
+  // has one. Valid until Fetch returns.
+  std::span<const std::string_view> traces = {};
 };
 
 // The result of a request of an execution.
