@@ -31,7 +31,6 @@ from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.layout import Bucket, Holders, layout_of, place_name
 from embertide.server.core.plan.names import NamedHolders, changes, names_of
 from embertide.server.core.plan.ranks import FORMAT, for_ranks
-from embertide.server.core.plan.workload import measured
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
 app = typer.Typer(
@@ -170,14 +169,17 @@ def explain(
                 f"{(1 << table.bucket_bits) - 1}"
             )
         at = Bucket(table.id, int(number))
-        load = caller.call("GetFleetLoad", control_pb2.GetFleetLoadRequest(hot_keys=1), 10.0)
-        workload = measured(plan.topology, {each.node: each.load for each in load.nodes})
+        wanted = control_pb2.BucketOfTable(table_id=at.table, bucket=at.bucket)
+        figures = _figures(caller, control_pb2.GetFleetFiguresRequest(bucket=wanted))
+        loads = {each.node: each.load for each in figures.bucket_loads}
+        nothing = node_pb2.BucketLoad()
         held = layout_of(plan.assignments)[at]
+        owners = [plan.topology.nodes[each.node].name for each in held.owners]
+        here = {name: loads.get(name, nothing) for name in owners}
         read = {
-            plan.topology.nodes[each.node].name: workload.of(at, each.node)._asdict()
-            for each in held.owners
+            name: {"reads": each.reads, "bytes": each.resident_bytes} for name, each in here.items()
         }
-        asked = {each.node: _asked(each.load, at) for each in load.nodes}
+        asked = {each.node: _asked(loads.get(each.node, nothing)) for each in figures.nodes}
         facts: dict[str, Any] = {
             "table": name,
             "bucket": at.bucket,
@@ -201,13 +203,16 @@ def explain(
                 )
 
 
-def _asked(load: node_pb2.NodeServiceGetLoadResponse, at: Bucket) -> dict[str, int]:
+def _figures(
+    caller: Caller, request: control_pb2.GetFleetFiguresRequest
+) -> control_pb2.GetFleetFiguresResponse:
+    figures: control_pb2.GetFleetFiguresResponse = caller.call("GetFleetFigures", request, 10.0)
+    return figures
+
+
+def _asked(load: node_pb2.BucketLoad) -> dict[str, int]:
     """Return where a node's own requests for a bucket were answered in the last window."""
-    for each in load.buckets:
-        if (each.table_id, each.bucket) == at:
-            here = each.reads - each.peer_reads
-            return {"here": here, "hot": each.hot_reads, "asked": each.asked}
-    return {"here": 0, "hot": 0, "asked": 0}
+    return {"here": load.reads - load.peer_reads, "hot": load.hot_reads, "asked": load.asked}
 
 
 def _explain_plan(caller: Caller, plan: plan_pb2.Plan, *, as_json: bool) -> None:
@@ -319,10 +324,9 @@ def ranks(
         _plan_search(words, elsewhere=elsewhere, as_json=as_json)
     with report_errors(as_json), calling(control, token_file) as caller:
         tables = caller.plan().tables
-        fleet = caller.call("GetFleetLoad", control_pb2.GetFleetLoadRequest(hot_keys=1), 10.0)
-        loads = [each for node in fleet.nodes for each in node.load.buckets]
+        figures = _figures(caller, control_pb2.GetFleetFiguresRequest(table_reads=True))
         try:
-            made = for_ranks(tables, loads, ranks)
+            made = for_ranks(tables, figures.table_reads, ranks)
             said = {"format": FORMAT, "ranks": ranks, "tables": made.owners}
             output.write_text(json.dumps(said) + "\n", encoding="utf-8")
         except RefusedError as error:

@@ -1,7 +1,9 @@
 """The figures of a fleet that people look at: one source for commands, the console and metrics."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from embertide.server.core.errors import Code, RefusedError, invalid
 from embertide.server.core.loads import hottest
@@ -9,6 +11,7 @@ from embertide.server.core.plan.bucket_columns import BucketColumns
 from embertide.server.core.plan.fleet_figures import (
     device_figures,
     range_figures,
+    table_reads,
     unowned_buckets,
 )
 from embertide.server.core.plan.layout import PackedLayout
@@ -82,6 +85,8 @@ def figures_of(
         hot_keys=hot_keys,
         slow_requests=slow,
         slow_lookups=lookups,
+        bucket_loads=_bucket_loads(fleet, request),
+        table_reads=_table_reads(plan.tables, fleet) if request.table_reads else (),
     )
 
 
@@ -160,6 +165,30 @@ def _ranges(
             *(column.tolist() for column in figures[table.id]), strict=True
         )
     ]
+
+
+def _bucket_loads(
+    fleet: FleetSnapshot, request: control_pb2.GetFleetFiguresRequest
+) -> Iterator[control_pb2.BucketLoadOfNode]:
+    """Yield what nodes reported of the bucket that a request names, by node."""
+    if not request.HasField("bucket"):
+        return
+    at = request.bucket
+    for name in sorted(fleet.loads):
+        columns = fleet.columns[name]
+        found = np.flatnonzero((columns.table == at.table_id) & (columns.bucket == at.bucket))
+        for index in found[:1].tolist():  # columns are in the order of the load's buckets
+            yield control_pb2.BucketLoadOfNode(node=name, load=fleet.loads[name].buckets[index])
+
+
+def _table_reads(
+    tables: Iterable[plan_pb2.PlannedTable], fleet: FleetSnapshot
+) -> Iterator[control_pb2.TableReads]:
+    """Yield the reads of each bucket of each table, over all nodes."""
+    for table, (reads, bytes_read) in table_reads(tables, fleet.columns.values()).items():
+        yield control_pb2.TableReads(
+            table_id=table, reads=reads.tolist(), bytes_read=bytes_read.tolist()
+        )
 
 
 def _slow_requests(fleet: FleetSnapshot, count: int) -> list[control_pb2.SlowRequestOfNode]:

@@ -137,6 +137,35 @@ def test_ranges_are_those_of_a_count_bucket_by_bucket(seed: int) -> None:
         assert len(found[table].begin) <= ranges
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_one_bucket_and_reads_of_all_are_what_nodes_reported(seed: int) -> None:
+    fleet = snapshot(seed)
+    read = {(table, b): [0, 0] for table, n in ((0, 64), (3, 16)) for b in range(n)}
+    for load in fleet.loads.values():
+        for each in load.buckets:
+            if (each.table_id, each.bucket) in read:
+                read[each.table_id, each.bucket][0] += each.reads
+                read[each.table_id, each.bucket][1] += each.bytes_read
+    told = figures_of(fleet, control_pb2.GetFleetFiguresRequest(table_reads=True))
+    assert {
+        (table.table_id, bucket): list(counts)
+        for table in told.table_reads
+        for bucket, counts in enumerate(zip(table.reads, table.bytes_read, strict=True))
+    } == read
+    assert not told.bucket_loads
+
+    for table, bucket in ((0, 0), (0, 5), (3, 15), (3, 16), (9, 0)):
+        wanted = control_pb2.BucketOfTable(table_id=table, bucket=bucket)
+        one = figures_of(fleet, control_pb2.GetFleetFiguresRequest(bucket=wanted))
+        assert {each.node: each.load for each in one.bucket_loads} == {
+            name: each
+            for name, load in fleet.loads.items()
+            for each in load.buckets
+            if (each.table_id, each.bucket) == (table, bucket)
+        }
+        assert not one.table_reads
+
+
 def test_what_is_asked_for_is_answered_and_no_more() -> None:
     fleet = snapshot(1)
     everything = control_pb2.GetFleetFiguresRequest(ranges=8, hot_keys=10)

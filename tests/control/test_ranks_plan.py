@@ -8,16 +8,19 @@ from embertide.server.cli import plan as command
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.ranks import FORMAT, for_ranks
 from embertide.trainer.sync import plan
-from embertide.v1 import node_pb2
+from embertide.v1 import control_pb2
 
 TABLES = make_tables(user=5, item=4, day=0)
 
 
-def loads(reads: dict[tuple[int, int], int], row_bytes: int = 64) -> list[node_pb2.BucketLoad]:
-    return [
-        node_pb2.BucketLoad(table_id=t, bucket=b, reads=n, bytes_read=n * row_bytes)
-        for (t, b), n in reads.items()
-    ]
+def loads(reads: dict[tuple[int, int], int], row_bytes: int = 64) -> list[control_pb2.TableReads]:
+    found = []
+    for table in {t for t, _ in reads}:
+        buckets = 1 + max(b for t, b in reads if t == table)
+        read_B = [reads.get((table, b), 0) for b in range(buckets)]
+        bytes_B = [n * row_bytes for n in read_B]
+        found.append(control_pb2.TableReads(table_id=table, reads=read_B, bytes_read=bytes_B))
+    return found
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 7])

@@ -46,6 +46,12 @@ class BucketColumns(NamedTuple):
         wanted: Counts = self.reads - self.peer_reads + self.asked + self.hot_reads
         return wanted
 
+    @property
+    def in_ssd(self) -> Counts:
+        """Reads that were found in the SSD."""
+        found: Counts = self.in_tier[-1]
+        return found
+
 
 _FIELDS = (
     *("table_id", "bucket", "reads", "resident_bytes", "peer_reads", "asked", "hot_reads"),

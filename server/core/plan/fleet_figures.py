@@ -1,7 +1,7 @@
 """Figures of a fleet from its layout and what nodes read, in arrays: buckets may be a million."""
 
 import collections
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -131,7 +131,7 @@ def range_figures(
     Buckets that a table does not have are left out.
     """
     buckets = {table.id: 1 << table.bucket_bits for table in tables}
-    sums = _by_bucket(buckets, columns)
+    sums = _by_bucket(buckets, columns, ("wanted", "asked", "in_ssd", "bytes"))
     found = {}
     for table, count in buckets.items():
         begin = np.arange(0, count, -(-count // ranges))
@@ -146,11 +146,21 @@ def range_figures(
     return found
 
 
-def _by_bucket(buckets: Mapping[int, int], columns: Iterable[BucketColumns]) -> dict[int, Counts]:
-    """Return by table, for each bucket: reads wanted, asked of peers, answered by SSD; bytes."""
-    sums = {table: np.zeros((4, count), np.int64) for table, count in buckets.items()}
+def table_reads(
+    tables: Iterable[plan_pb2.PlannedTable], columns: Iterable[BucketColumns]
+) -> dict[int, Counts]:
+    """Return by table id, for each bucket [2, buckets]: keys looked up, and bytes read for them."""
+    buckets = {table.id: 1 << table.bucket_bits for table in tables}
+    return _by_bucket(buckets, columns, ("reads", "bytes_read"))
+
+
+def _by_bucket(
+    buckets: Mapping[int, int], columns: Iterable[BucketColumns], fields: Sequence[str]
+) -> dict[int, Counts]:
+    """Add up fields over nodes: by table, [fields, buckets]; other buckets are left out."""
+    sums = {table: np.zeros((len(fields), count), np.int64) for table, count in buckets.items()}
     for each in columns:
-        values = np.stack((each.wanted, each.asked, each.in_tier[-1], each.bytes))
+        values = np.stack([getattr(each, field) for field in fields])
         for table in np.unique(each.table).tolist():
             if table in sums:
                 at = np.flatnonzero((each.table == table) & (each.bucket < buckets[table]))

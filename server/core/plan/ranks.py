@@ -11,8 +11,7 @@ import numpy as np
 
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.differencing import difference
-from embertide.server.core.plan.layout import Bucket
-from embertide.v1 import node_pb2, plan_pb2
+from embertide.v1 import control_pb2, plan_pb2
 
 FORMAT = "embertide ranks 1"
 """Format of the file that `embertide train --plan` takes (docs/formats.md, "Plan of a run")."""
@@ -35,37 +34,39 @@ class RanksPlan(NamedTuple):
 
 
 def for_ranks(
-    tables: Iterable[plan_pb2.PlannedTable], loads: Iterable[node_pb2.BucketLoad], ranks: int
+    tables: Iterable[plan_pb2.PlannedTable], read: Iterable[control_pb2.TableReads], ranks: int
 ) -> RanksPlan:
     """Spread the buckets of all tables over ranks, by largest differencing.
 
     Args:
         tables: With all their buckets.
-        loads: Reads of each bucket, by any node.
+        read: Reads of each bucket, by all nodes.
         ranks: Number of the trainer's ranks.
 
     Raises:
         RefusedError: Nothing was read, so nothing is known of any bucket.
     """
-    cost_of: dict[Bucket, int] = {}
-    for each in loads:
-        at = Bucket(each.table_id, each.bucket)
-        cost_of[at] = cost_of.get(at, 0) + each.reads * _KEY_BYTES + each.bytes_read
-    if not any(cost_of.values()):
+    planned = list(tables)
+    cost_of = {table.id: np.zeros(1 << table.bucket_bits) for table in planned}
+    for each in read:
+        if each.table_id in cost_of:
+            reads, size = (np.array(column, np.float64) for column in (each.reads, each.bytes_read))
+            cost_of[each.table_id][: len(reads)] += reads * _KEY_BYTES + size
+    if not any(cost.any() for cost in cost_of.values()):
         raise RefusedError(
             Code.FAILED_PRECONDITION,
             "no node has reported reads: send requests and wait for a load window (some seconds), "
             "or start the trainer without a plan; it balances its ranks by itself",
         )
-    planned = list(tables)
-    buckets = [(t.name, Bucket(t.id, b)) for t in planned for b in range(1 << t.bucket_bits)]
-    cost_B = np.array([cost_of.get(at, 0) for _, at in buckets], np.float64)
+    cost_B = np.concatenate([cost_of[table.id] for table in planned])
     cost_B += _SHARE_MIN * cost_B.mean()
-    rank_B = np.zeros(len(buckets), np.int64)
+    rank_B = np.zeros(len(cost_B), np.int64)
     for rank, members in enumerate(difference(cost_B.tolist(), ranks)):
         rank_B[members] = rank
-    owners: dict[str, list[int]] = {table.name: [] for table in planned}
-    for (name, _), rank in zip(buckets, rank_B.tolist(), strict=True):
-        owners[name].append(rank)
+    ends = np.cumsum([1 << table.bucket_bits for table in planned])[:-1]
+    owners = {
+        table.name: of_table.tolist()
+        for table, of_table in zip(planned, np.split(rank_B, ends), strict=True)
+    }
     cost_R = np.bincount(rank_B, cost_B, ranks)
     return RanksPlan(owners, float(cost_R.max() / cost_R.mean()))
