@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from embertide.server.adapters.promotion import read_promotion
 from embertide.server.adapters.redis import connect
-from embertide.server.core.news import News, RollbackNews
+from embertide.server.core.news import News, RollbackNews, trainer_state
 from embertide.v1 import control_pb2, update_pb2
 
 _TIMEOUT_S = 0.5
@@ -48,6 +48,9 @@ class Bus:
         self._outcome = f"e:{{{model}:commit}}:rolled_back"
         self._newest: update_pb2.Version | None = None
         self._sign: control_pb2.TrainerStatus | None = None
+        self._away = False
+        self._was_silent = False  # the trainer, when Redis answered last
+        self._answers_s: float | None = None  # since when, after it was away; None: always
         self.missed = 0
 
     def newest(self) -> update_pb2.Version | None:
@@ -128,7 +131,19 @@ class Bus:
             self._ask()
         except (redis.RedisError, DecodeError):
             self.missed += 1
+            self._away = True
         self._asked_s = time.monotonic()
+
+    def _note_answer(self) -> None:
+        """Note that Redis answered; who was silent before it was away is silent still."""
+        now_s = time.monotonic()
+        if self._away:
+            self._away = False
+            self._answers_s = None if self._was_silent else now_s
+        if self._sign is not None:
+            if self._answers_s is not None:
+                self._sign.answers_ms = round(1000 * (now_s - self._answers_s))
+            self._was_silent = trainer_state(self._sign) == "silent"
 
     def _ask(self) -> None:
         pipe: Any = self._redis.pipeline(transaction=False)
@@ -143,6 +158,7 @@ class Bus:
                 sign=update_pb2.TrainerSign.FromString(sign),
                 age_ms=max(0, _SIGN_KEPT_MS - left_ms),
             )
+        self._note_answer()
 
     def models(self) -> list[str]:
         """Return the models of which a trainer has left a sign on this bus, ascending, 256 at most.

@@ -6,7 +6,10 @@ from typing import NamedTuple
 from embertide.v1 import control_pb2, node_pb2, update_pb2
 
 SILENT_MS = 10_000
-"""A trainer sets its sign every two seconds; one that is older has no trainer behind it."""
+"""A trainer sets its sign every two seconds; one that is older has no trainer behind it.
+
+Where the bus was away meanwhile, it gets as long from the time on when the bus answers again.
+"""
 _STOPPED = (130, 143)  # by Ctrl-C, by SIGTERM
 TRAINER_STATES = ("alive", "silent", "ended", "stopped", "failed")
 
@@ -15,7 +18,8 @@ def trainer_state(status: control_pb2.TrainerStatus) -> str:
     """Return what has become of a trainer, one of TRAINER_STATES."""
     sign = status.sign
     if not sign.ended_ms:
-        return "silent" if status.age_ms > SILENT_MS else "alive"
+        answers_ms = status.answers_ms if status.HasField("answers_ms") else status.age_ms
+        return "silent" if min(status.age_ms, answers_ms) > SILENT_MS else "alive"
     if sign.exit_status == 0:
         return "ended"
     return "stopped" if sign.exit_status in _STOPPED else "failed"

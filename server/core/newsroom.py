@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from embertide.server.core.events import FleetEvent
-from embertide.server.core.news import SILENT_MS, News, Promotion, Rollback
+from embertide.server.core.news import SILENT_MS, News, Promotion, Rollback, trainer_state
 from embertide.server.core.timeline import Timeline
 from embertide.v1 import control_pb2, node_pb2, update_pb2
 
@@ -211,12 +211,12 @@ class Newsroom:
             if state != "trainer_ended":
                 text = f"{where} ended with exit status {sign.exit_status}"
                 self._of_trainer("ended", subject, sign.ended_ms, text, sign.error)
-        elif status.age_ms > SILENT_MS:
+        elif trainer_state(status) == "silent":
             if state != "trainer_silent":
                 why = "it was killed, or cannot reach the bus"
                 text = f"{where} is silent: this was its last sign"
                 self._of_trainer("silent", subject, now_ms - status.age_ms, text, why)
-        elif state == "trainer_silent" and last is not None:
+        elif state == "trainer_silent" and last is not None and status.age_ms <= SILENT_MS:
             text = f"{where} is back after {(now_ms - last.at_ms) / 1000:,.0f} s"
             self._of_trainer("returned", subject, now_ms, text)
 

@@ -273,6 +273,23 @@ def test_a_trainer_starts_falls_silent_comes_back_and_ends() -> None:
     assert (ended.at_ms, ended.why) == (1_200_000, "no disk")
 
 
+def test_a_bus_that_was_away_makes_no_trainer_silent_and_brings_none_back() -> None:
+    def away(age_ms: int, answers_ms: int) -> control_pb2.TrainerStatus:
+        status = sign(age_ms)
+        status.answers_ms = answers_ms
+        return status
+
+    there = Watched(MemoryState())
+    there.hear(trainer=sign())
+    there.hear(trainer=away(45_000, 500))
+    there.hear(trainer=sign(100))
+    there.hear(trainer=away(45_000, 500))
+    assert there.names(Kind.EVENT_KIND_TRAINER) == ["trainer_started"]
+    there.hear(trainer=away(54_600, 10_100))
+    there.hear(trainer=away(90_000, 500))
+    assert there.names(Kind.EVENT_KIND_TRAINER) == ["trainer_silent", "trainer_started"]
+
+
 def refused(count: int, last_ms: int, message: str = "no") -> control_pb2.RefusedRegistration:
     return control_pb2.RefusedRegistration(
         node="n", address="a:1", message=message, count=count, last_ms=last_ms

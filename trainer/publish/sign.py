@@ -34,6 +34,7 @@ SILENT_S = 10.0
 """A trainer whose sign is older has ended without a word, or cannot reach Redis."""
 _EVERY_S = 2.0
 _TIMEOUT_S = 1.0
+_AGAIN_S = 1.0  # at most, after Redis was away: whoever looks waits ten seconds for a sign
 _FAILED, _INTERRUPTED, _TERMINATED = 1, 130, 143
 
 # DEL comes first: a full Redis refuses what may grow, but not in a script that has freed memory.
@@ -166,7 +167,9 @@ class SignOfLife:
         """Set it anew from now on."""
         for field in ("ended_ms", "exit_status", "error"):
             self._sign.ClearField(field)
-        self._task = BackgroundTask("sign of life", self._beat, expected=(redis.RedisError,))
+        self._task = BackgroundTask(
+            "sign of life", self._beat, expected=(redis.RedisError,), pause_s_max=_AGAIN_S
+        )
         self._task.start()
         return self
 
