@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from waiting import wait_until
 
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.generator import NewsConfig, NewsSource
@@ -157,12 +158,15 @@ class CopyTwin(Twin):
 
     model, url = "copy", "nowhere"
 
-    def __init__(self, source: EventSource, *, off: float = 0.0, gone: bool = False) -> None:
+    def __init__(
+        self, source: EventSource, *, off: float = 0.0, gone: bool = False, most: int = 20
+    ) -> None:
         super().__init__(source)
         self.off, self.gone, self.asked, self.loaded = off, gone, 0, False
+        self.most = most
 
     def ready(self) -> bool:
-        return self.loaded and self.asked < 20
+        return self.loaded and self.asked < self.most
 
     def score(self, batch: Batch, *, version: int | None = None) -> Answer:
         self.asked += 1
@@ -223,6 +227,62 @@ def test_answers_are_compared_while_the_copy_is_loaded(
         assert figures["touched"] > 0
         # A quarter of the users' buckets moved, and of no other table.
         assert 0.1 < figures["touched_impressions"] < 0.5
+
+
+class SlowChecks(Twin):
+    """One that answers small questions late."""
+
+    def score(self, batch: Batch) -> Answer:
+        late = len(batch) <= 8
+        return dataclasses.replace(super().score(batch), latency_us=9000 if late else 500)
+
+
+def test_checks_go_on_while_scoring_waits_and_count_as_answers_of_a_reshard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embertide.trainer.eval.compare._LOOK_EVERY_S", 0.0)
+    twin, copied = SlowChecks(news()), CopyTwin(news(), off=1e-4, most=10**9)
+    model: Any = twin
+    copy: Any = copied
+    copied.loaded = True
+    config = ReplayConfig(max_staleness_ms=STALENESS_MS, in_flight=1, checks_per_s=2000)
+    replay = Replay(model, Records(tmp_path), config, scored=twin, copy=Copy(copy))
+    waited: list[int] = []
+
+    def wait_once(batch: Batch) -> None:
+        if batch.first > 8000 and not waited:
+            waited.append(len(twin.sizes))
+            wait_until(lambda: len(twin.sizes) > waited[0] + 200)
+
+    monkeypatch.setattr(replay, "_wait_fresh", wait_once)
+    replay.run(news())
+    stats, records = replay.stats, Records(tmp_path)
+    checks = pq.read_table(records.checks).to_pydict()
+    assert stats.checks == len(checks["first"]) >= 200
+    assert stats.check_events == sum(checks["events"])
+    assert max(checks["events"]) == 8
+    assert stats.changed == stats.compared + stats.checks
+    # Each is of events that were scored before.
+    assert max(checks["first"]) < stats.events
+
+    moved = Reshard(
+        began_ms=0,
+        ended_ms=10**9,
+        buckets=4,
+        buckets_moved=1,
+        buckets_moved_to_other_nodes=1,
+        bytes_moved=7,
+        features=[(2, [1]), *[(0, [])] * 9],
+    )
+    versions = twin.log(tmp_path / "versions.jsonl")
+    figures = measure(news(), records, versions, reshard=moved)
+    assert figures["requests"] == stats.requests
+    assert (figures["checks"], figures["check_events"]) == (stats.checks, stats.check_events)
+    assert figures["reshard"]["answers"] == stats.requests + stats.checks
+    assert figures["reshard"]["checks"] == stats.checks
+    assert figures["reshard"]["answers_changed"] == stats.changed
+    assert figures["reshard"]["p99_ms"] == figures["p99_ms"] == 0.5  # of requests alone
+    assert 0.1 < figures["reshard"]["touched_impressions"] < 0.5
 
 
 def rewrite(path: Path, name: str, change: Any) -> None:

@@ -71,6 +71,14 @@ def command(
     compare_from: Annotated[
         int, typer.Option(help="With --compare: wait for the copy before this event.")
     ] = 0,
+    checks_per_s: Annotated[
+        float,
+        typer.Option(
+            help="With --compare: ask a few scored events again so many times a second at most, "
+            "beside the requests, to compare more answers.",
+            min=0,
+        ),
+    ] = 0.0,
     shift_from: Annotated[
         int | None,
         typer.Option(help="From this event on, the first node gets --shift-share of the requests."),
@@ -119,6 +127,7 @@ def command(
                 max_staleness_ms=None if frozen else round(max_staleness * 60_000),
                 compare_from=compare_from,
                 events_per_s=events_per_s,
+                checks_per_s=checks_per_s,
             )
         except ValueError as error:
             raise TrainerError(str(error)) from error

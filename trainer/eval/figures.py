@@ -228,6 +228,7 @@ def measure(
         **dataclasses.asdict(faults),
         **_staleness(np.concatenate(staleness_ms)),
         **_requests(records, versions),
+        **_checks(records),
         "reshard": moved.figures() if moved else None,
     }
 
@@ -286,6 +287,15 @@ def _requests(records: Records, versions: VersionLog) -> dict[str, Any]:
             for mine in (columns["node"] == node for node in np.unique(columns["node"]))
         ),
     }
+
+
+def _checks(records: Records) -> dict[str, int]:
+    """Count checks, over the whole replay."""
+    if not records.checks.is_file():
+        return {"checks": 0, "check_events": 0, "failed_checks": 0}
+    table = pq.read_table(records.checks, columns=["events", "failures"])
+    events, failures = (int(table.column(name).to_numpy().sum()) for name in table.column_names)
+    return {"checks": len(table), "check_events": events, "failed_checks": failures}
 
 
 def _by_hour(ts_ms: Ints, latency_us: Ints) -> dict[str, list[float]]:

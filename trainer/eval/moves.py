@@ -1,7 +1,8 @@
 """The effect of a reshard on answers given meanwhile: how many, how late, how far from a copy's.
 
-An answer is *meanwhile* if it was sent before the operation ended and came after it began. All of
-these must have been compared, and none may have changed. Shapes: B events, F features.
+The answers are those of requests and of checks. One is *meanwhile* if it was sent before the
+operation ended and came after it began. All of these must have been compared, and none may have
+changed. Shapes: B events, F features.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -55,17 +57,19 @@ class Reshard:
 
 
 class MovedKeys:
-    """The figures of a reshard, from the requests' records and the input, batch by batch."""
+    """The figures of a reshard, from the records of requests and checks, and from the input."""
 
     def __init__(self, reshard: Reshard, records: Records) -> None:
-        """Read the requests."""
+        """Read the records."""
         self._reshard = reshard
-        table = pq.read_table(records.requests)
-        columns = {name: table.column(name).to_numpy() for name in table.column_names}
-        answered_ms = columns["sent_ms"] + columns["latency_us"] // 1000
-        order = np.argsort(columns["first"])
-        self._columns = {name: column[order] for name, column in columns.items()}
-        sent_ms, answered_ms = self._columns["sent_ms"], answered_ms[order]
+        tables = [pq.read_table(records.requests)]
+        if records.checks.is_file():
+            tables.append(pq.read_table(records.checks))
+        self._is_check = np.repeat([False, True][: len(tables)], [len(each) for each in tables])
+        table = pa.concat_tables(tables)
+        self._columns = {name: table.column(name).to_numpy() for name in table.column_names}
+        sent_ms = self._columns["sent_ms"]
+        answered_ms = sent_ms + self._columns["latency_us"] // 1000
         self._meanwhile = (sent_ms <= reshard.ended_ms) & (answered_ms >= reshard.began_ms)
         # The quiet time is judged where the copy was asked too: it shares the machine.
         self._before = (answered_ms < reshard.began_ms) & self._columns["compared"]
@@ -74,29 +78,34 @@ class MovedKeys:
             moved = np.zeros(1 << bits, np.bool_)
             moved[buckets] = True
             self._moved.append((bits, moved))
-        self._touched = np.zeros(len(sent_ms), np.int64)  # impressions with a moved bucket's key
+        first = self._columns["first"][self._meanwhile]
+        end = first + self._columns["events"][self._meanwhile]
+        self._begin, self._end = (int(first.min()), int(end.max())) if len(first) else (0, 0)
+        # Whether each event from `_begin` on has a key in a moved bucket.
+        self._touched = np.zeros(self._end - self._begin, np.bool_)
 
     def add(self, batch: Batch) -> None:
         """Look which events of a batch have a key in a bucket that moved."""
-        first = self._columns["first"]
-        request_B = np.searchsorted(first, batch.event_B, side="right") - 1
-        inside = request_B >= 0
-        inside[inside] &= self._meanwhile[request_B[inside]]
+        inside = (batch.event_B >= self._begin) & (batch.event_B < self._end)
         if not inside.any():
             return
         keys_BF = batch.keys_BF[inside].view(np.uint64)
         touched: NDArray[np.bool_] = np.zeros(len(keys_BF), np.bool_)
         for feature, (bits, moved) in enumerate(self._moved):
             touched |= moved[buckets_of(keys_BF[:, feature], bits)]
-        np.add.at(self._touched, request_B[inside], touched)
+        self._touched[batch.event_B[inside] - self._begin] = touched
 
     def figures(self) -> dict[str, Any]:
         """Return them as JSON values."""
         reshard, columns = self._reshard, self._columns
-        mine = self._meanwhile
+        mine, checks = self._meanwhile, self._is_check
         compared = mine & columns["compared"] & ~np.isnan(columns["difference"])
         apart = columns["difference"][compared]
         impressions = int(columns["events"][compared].sum())
+        # Impressions with a moved bucket's key, by compared answer.
+        until = np.concatenate([[0], np.cumsum(self._touched)])
+        first = columns["first"][compared] - self._begin
+        touched = until[first + columns["events"][compared]] - until[first]
         return {
             "buckets_moved": reshard.buckets_moved,
             "buckets_moved_to_other_nodes": reshard.buckets_moved_to_other_nodes,
@@ -106,16 +115,15 @@ class MovedKeys:
             "answers": int(mine.sum()),
             "failed_requests": int(columns["failures"][mine].sum()),
             "compared": len(apart),
+            "checks": int((compared & checks).sum()),
             "answers_changed": int((apart > EQUAL).sum()),
             "largest_difference": float(apart.max()) if len(apart) else None,
             "compared_impressions": impressions,
-            "touched": float((self._touched[compared] > 0).mean()) if len(apart) else None,
-            "touched_impressions": (
-                float(self._touched[compared].sum() / impressions) if impressions else None
-            ),
+            "touched": float((touched > 0).mean()) if len(apart) else None,
+            "touched_impressions": float(touched.sum() / impressions) if impressions else None,
             "versions": len(np.unique(columns["version"][mine])),
-            "p99_ms": _p99_ms(columns["latency_us"][mine]),
-            "p99_before_ms": _p99_ms(columns["latency_us"][self._before]),
+            "p99_ms": _p99_ms(columns["latency_us"][mine & ~checks]),
+            "p99_before_ms": _p99_ms(columns["latency_us"][self._before & ~checks]),
             "decision": reshard.decision,
         }
 

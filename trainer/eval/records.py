@@ -1,10 +1,11 @@
-"""The records of a replay: one row an impression, one row a request.
+"""The records of a replay: one row an impression, one row a request, one row a check.
 
     OUT/scores.parquet      event, ts_ms, score, version, plan_epoch, node, answered_ms
     OUT/requests.parquet    first event, events, ts_ms of the last, sent_ms, latency_us, version,
                             node, failures, compared, difference
+    OUT/checks.parquet      the same of events that were asked again (checks.py), all compared
 
-Both are written under a temporary name and appear whole. `answered_ms` and `sent_ms` are wall
+All are written under a temporary name and appear whole. `answered_ms` and `sent_ms` are wall
 clock, ms since the Unix epoch; `version` and `plan_epoch` are what the answer named. `failures`
 are the times that the request failed before it was answered. `compared` says whether a copy was
 asked the same at the same version, `difference` how far a score was from its at most; it is null
@@ -63,6 +64,11 @@ class Records:
     def requests(self) -> Path:
         """A row a request."""
         return self.directory / "requests.parquet"
+
+    @property
+    def checks(self) -> Path:
+        """A row an answer to what was asked again; a replay of a build before has none."""
+        return self.directory / "checks.parquet"
 
 
 class RecordWriter:

@@ -10,19 +10,21 @@ wait for each other: the trainer's unfinished batch begins at most one version i
 first event that is not scored, and the version before it is out.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.limit import take
 from embertide.trainer.errors import TrainerError
+from embertide.trainer.eval.checks import Check, Checks, Scorer
 from embertide.trainer.eval.compare import EQUAL, Copy
 from embertide.trainer.eval.prequential import Prequential
 from embertide.trainer.eval.records import REQUESTS, SCORES, Records, RecordWriter
@@ -34,13 +36,6 @@ SPAN = 3
 _POLL_S = 0.005
 _PATIENCE_S = 600.0
 _RECENT = 512
-
-
-class Scorer(Protocol):
-    """Scores requests; used by several threads."""
-
-    def score(self, batch: Batch) -> Answer:
-        """Score events, all of them by one version."""
 
 
 class Scored(Protocol):
@@ -59,12 +54,15 @@ class ReplayConfig:
     max_staleness_ms: int | None = 1_800_000  # event time; None: do not wait for versions
     compare_from: int = 0  # with a copy: before this event, wait until it is loaded
     events_per_s: float | None = None  # at most; None: as fast as it goes
+    checks_per_s: float = 0.0  # with a copy: beside the requests (checks.py), at most; 0: none
 
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
         for name in ("batch_size", "in_flight"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.checks_per_s < 0:
+            raise ValueError(f"checks_per_s is {self.checks_per_s}; it must be 0 or more")
         if self.events_per_s is not None and self.events_per_s <= 0:
             raise ValueError(f"events_per_s is {self.events_per_s}; it must be above 0")
         if self.max_staleness_ms is not None and self.max_staleness_ms < SPAN:
@@ -82,7 +80,10 @@ class ReplayStats:
     failed_probes: int = 0
     failed_requests: int = 0  # of those that score events
     compared: int = 0  # answers that a copy was asked for too
-    changed: int = 0  # of them, not equal to the copy's
+    checks: int = 0  # of few events that were scored, asked again to compare more
+    check_events: int = 0
+    failed_checks: int = 0
+    changed: int = 0  # of compared answers and checks, not equal to the copy's
     waited_s: float = 0.0  # for a fresher version
 
 
@@ -100,6 +101,7 @@ class ReplayProgress:
     p99_ms: float
     events_per_s: float
     compared: int = 0
+    checks: int = 0
     changed: int = 0
     awaits_copy: bool = False
 
@@ -140,6 +142,9 @@ class Replay:
         self._records = records
         self._scored = scored
         self._copy = copy
+        self._checks: Checks | None = None
+        if copy is not None and config.checks_per_s:
+            self._checks = Checks(model, copy, config.checks_per_s)
         self._newest: Answer | None = None
         self._latency_us: deque[int] = deque(maxlen=_RECENT)
         self._due_s = 0.0
@@ -163,6 +168,8 @@ class Replay:
         with (
             RecordWriter(self._records.scores, SCORES) as scores,
             RecordWriter(self._records.requests, REQUESTS) as requests,
+            RecordWriter(self._records.checks, REQUESTS) as checks,
+            self._checks or contextlib.nullcontext(),
             ThreadPoolExecutor(self.config.in_flight) as pool,
         ):
             flying: deque[tuple[Batch, Future[_Landed]]] = deque()
@@ -171,6 +178,9 @@ class Replay:
                 batch, landed = flying[0][0], flying[0][1].result()
                 flying.popleft()
                 self._keep(batch, landed, scores, requests)
+                if self._checks is not None:
+                    self._checks.see(batch)
+                    self._keep_checks(self._checks.taken(), checks)
 
             for batch in self._parts(source):
                 while len(flying) >= self.config.in_flight:
@@ -198,6 +208,9 @@ class Replay:
                 land()
             if progress is not None and self._newest is not None:
                 progress(self._progress(last_ms, total, time.monotonic() - began))
+            if self._checks is not None:
+                self._checks.stop()
+                self._keep_checks(self._checks.taken(), checks)
 
     def _parts(self, source: EventSource) -> Iterator[Batch]:
         """Cut batches that span too long, and leave out what the model has learned already."""
@@ -304,23 +317,19 @@ class Replay:
                 "answered_ms": np.full(size, answered_ms),
             }
         )
-        requests.add(
-            {
-                "first": [batch.first],
-                "events": [size],
-                "ts_ms": [batch.watermark_ms],
-                "sent_ms": [answer.sent_ms],
-                "latency_us": [answer.latency_us],
-                "version": [answer.version],
-                "node": [answer.node],
-                "failures": [answer.failures],
-                "compared": [landed.compared],
-                "difference": [landed.difference],
-            }
-        )
+        made = Check(batch.first, size, batch.watermark_ms, answer, landed.difference)
+        requests.add(_row(made, compared=landed.compared))
         self.prequential.add(batch.ts_ms_B, batch.label_B, answer.score_B)
         if self._scored is not None:
             self._scored.tell(batch.next_offset)
+
+    def _keep_checks(self, checks: list[Check], records: RecordWriter) -> None:
+        for each in checks:
+            self.stats.checks += 1
+            self.stats.check_events += each.events
+            self.stats.failed_checks += each.answer.failures
+            self.stats.changed += each.difference is not None and each.difference > EQUAL
+            records.add(_row(each, compared=True))
 
     def _progress(self, ts_ms: int, total: int | None, seconds: float) -> ReplayProgress:
         assert self._newest is not None
@@ -337,5 +346,23 @@ class Replay:
             p99_ms=float(latency[1]) / 1000,
             events_per_s=self.stats.events / max(seconds, 1e-9),
             compared=self.stats.compared,
+            checks=self.stats.checks,
             changed=self.stats.changed,
         )
+
+
+def _row(made: Check, *, compared: bool) -> dict[str, list[Any]]:
+    """Return the record of a request."""
+    answer = made.answer
+    return {
+        "first": [made.first],
+        "events": [made.events],
+        "ts_ms": [made.ts_ms],
+        "sent_ms": [answer.sent_ms],
+        "latency_us": [answer.latency_us],
+        "version": [answer.version],
+        "node": [answer.node],
+        "failures": [answer.failures],
+        "compared": [compared],
+        "difference": [made.difference],
+    }

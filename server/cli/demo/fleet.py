@@ -34,6 +34,8 @@ _CHAIN_BYTES = 64
 _SSD_BYTES = 8 << 30
 _LOAD_S = 60.0
 _HEARTBEAT_MS, _LONGEST_DEADLINE_MS = 100, 1000
+# Bytes of all rows move within so long, so that a move can be watched, and a proof has its answers.
+_MOVE_S = 12
 
 
 def _rows_budget(stream: Mapping[str, Any], nodes: int = 1) -> int:
@@ -93,6 +95,7 @@ class DemoFleet:
         # Days pass in minutes, so it looks more often than it would in life (docs/control.md).
         words += ["--clock", "event", "--mode", "advise", "--drift-interval-s", 1]
         words += ["--drift-horizon-s", 60, "--drift-cooldown-s", 5, "--drift-min-gain", 0.01]
+        words += ["--drift-bytes-per-s", max(1, int(self._stream["row_bytes"]) // _MOVE_S)]
         command = [sys.executable, "-m", "embertide.server.cli", *map(str, words)]
         self._control = Child(command, log=self.options.log("control"))
         self._processes.callback(self._control.stop)

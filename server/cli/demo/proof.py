@@ -61,13 +61,14 @@ def check(options: DemoOptions, report: Mapping[str, Any]) -> Iterator[Check]:
     """
     figures = verify(options)
     for name, found in figures.items():
-        yield Check(name, report[name], found)
+        yield Check(name, report.get(name), found)
     page = MetricsPage(options.metrics.read_text())
-    yield Check("nv_inference_count", report["events"] + report["probes"], scored(page))
+    asked = report["events"] + report["probes"] + report.get("check_events", 0)
+    yield Check("nv_inference_count", asked, scored(page))
     failures = int(page.sum("nv_inference_request_failure", model=MODEL))
     yield Check(
         "nv_inference_request_failure",
-        report["failed_requests"] + report.get("failed_probes", 0),
+        sum(report.get(f"failed_{what}", 0) for what in ("requests", "probes", "checks")),
         failures,
     )
     for name, found in page.model(MODEL).items():

@@ -23,6 +23,19 @@ _TIER_COLOURS = {
     "unanswered": "#e7298a",
     "hot": "#fdae61",
 }
+_NAMES = {
+    "hbm": "HBM",
+    "ddr": "DDR",
+    "ssd": "SSD",
+    "remote": "the other node",
+    "default": "no row: the default",
+    "pruned": "pruned",
+    "unanswered": "no answer",
+    "hot": "copies of hot rows",
+    "index": "index",
+}
+COMPARED_WANTED = 1000
+"""Answers, compared while buckets move, that make a proof."""
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Embertide demo</title>
 <style>
@@ -179,8 +192,8 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("rows", f"{report['rows']:,}"),
         ("bytes of all rows", f"{report['row_bytes']:,}"),
         ("DDR budget of a node", f"{report['node_ddr_budget_bytes']:,}"),
-        *((f"resident bytes, {tier}", f"{size:,}") for tier, size in resident.items()),
-        *((f"lookups from {source}", f"{count:,}") for source, count in report["hits"].items()),
+        *((f"resident bytes, {_NAMES[tier]}", f"{size:,}") for tier, size in resident.items()),
+        *((f"lookups: {_NAMES[name]}", f"{count:,}") for name, count in report["hits"].items()),
         *_plan_of_ranks(report, short=False),
     ]
     if freezing:
@@ -202,6 +215,8 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
                 "answers while they moved; versions",
                 f"{reshard['answers']:,}; {reshard['versions']}",
             ),
+            ("of them compared with the unmoved copy's", _compared(reshard)),
+            ("of these, few events asked again to compare more", f"{reshard['checks']:,}"),
             # Nothing was asked meanwhile, perhaps: scoring waited for the trainer.
             (
                 "largest difference from the unmoved copy",
@@ -216,6 +231,12 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("p99 just before, the copy asked too", _said("{:.1f} ms", reshard["p99_before_ms"])),
         ]
     return facts
+
+
+def _compared(reshard: Mapping[str, Any]) -> str:
+    count = reshard["compared"]
+    few = f"; {COMPARED_WANTED:,} are wanted" if count < COMPARED_WANTED else ""
+    return f"{count:,}{few}"
 
 
 def _said(form: str, value: float | None) -> str:
@@ -251,19 +272,23 @@ def _draw_latency(axes: "Axes", report: Mapping[str, Any]) -> None:
 
 
 def _draw_hits(axes: "Axes", report: Mapping[str, Any]) -> None:
-    samples = [sample for sample in report["samples"] if sample["ts_ms"] is not None]
-    days = [sample["ts_ms"] / 86_400_000 for sample in samples]
+    days: list[float] = []
     shares: dict[str, list[float]] = {name: [] for name in _TIER_COLOURS}
     before: Mapping[str, int] = {}
-    for sample in samples:
+    for sample in report["samples"]:
         grown = {name: count - before.get(name, 0) for name, count in sample["hits"].items()}
         before = sample["hits"]
+        # Where nothing was asked, as scoring waited for a version, there is no share to draw.
+        if sample["ts_ms"] is None or not any(grown.values()):
+            continue
+        days.append(sample["ts_ms"] / 86_400_000)
         for name in shares:
             shares[name].append(hit_share(grown, name))
     used = {name: each for name, each in shares.items() if any(each)}
     if used:
         colours = [_TIER_COLOURS[name] for name in used]
-        axes.stackplot(days, list(used.values()), labels=list(used), colors=colours)
+        labels = [_NAMES[name] for name in used]
+        axes.stackplot(days, list(used.values()), labels=labels, colors=colours)
         axes.legend(loc="lower left", ncols=len(used))
     axes.set_ylim(0, 1)
     axes.set_ylabel("share of lookups")

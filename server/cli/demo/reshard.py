@@ -79,7 +79,7 @@ class DemoReshard:
             "why": self._decision.why,
             "buckets_done": self.operation.buckets_done,
             "buckets_total": self.operation.buckets_total,
-            "compared": replay.get("compared", 0),
+            "compared": replay.get("compared", 0) + replay.get("checks", 0),
             "changed": replay.get("changed", 0),
         }
 

@@ -41,6 +41,8 @@ from embertide.server.cli.processes import TrainerProcess, run_trainer
 
 FREEZE_AFTER = 0.25
 """The copy is made once this share of the events is learned."""
+CHECKS_PER_S = 300
+"""Checks beside requests while buckets may move: a proof wants a thousand answers in seconds."""
 _POLL_S = 0.1
 _SAMPLE_EVERY_S = 1.0
 _MAX_SAMPLES = 2000
@@ -223,7 +225,8 @@ class Demo:
         self, fleet: DemoFleet, reshard: DemoReshard, bus: str
     ) -> TrainerProcess:
         nodes = [word for node in fleet.nodes for word in ("--url", node.grpc)]
-        compare = ("--compare", UNMOVED_MODEL, "--compare-from", str(reshard.begins_at))
+        compare = [*("--compare", UNMOVED_MODEL), *("--compare-from", str(reshard.begins_at))]
+        compare += ["--checks-per-s", str(CHECKS_PER_S)]
         shift = ("--shift-from", str(reshard.begins_at), "--shift-share", str(SHIFTED_SHARE))
         pace = ("--events-per-s", str(reshard.events_per_s))
         more = (*nodes, "--bus", bus, *compare, *shift, *pace)
