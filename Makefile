@@ -47,7 +47,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate --no-emit-ind
   --python-version 3.11 --python-platform x86_64-manylinux_2_36 --no-emit-package torch
 SUBSET := $(COMPILE) -c requirements/dev.txt
 lock: build/.venv ## requirements/ anew after pyproject.toml has changed; UPGRADE=yes for the newest versions
-	$(COMPILE) $(if $(UPGRADE),--upgrade) --extra train --extra serve --extra console --extra dev pyproject.toml -o requirements/dev.txt
+	$(COMPILE) $(if $(UPGRADE),--upgrade) --extra train --extra serve --extra console --extra otel --extra dev pyproject.toml -o requirements/dev.txt
 	@rm -f requirements/{control,node,trainer,build,docs}.txt
 	$(SUBSET) --extra serve pyproject.toml -o requirements/control.txt
 	$(SUBSET) --extra serve pyproject.toml requirements/torch.txt -o requirements/node.txt
@@ -169,8 +169,8 @@ kill-test: dev ## a trainer killed 50 times at random, KILLS=n for n times; five
 bench-alerts: dev serving build/.prometheus ## alerts against chaos, three quiet hours first: HOURS=3, ROUNDS=54; four hours; RESUME=1 goes on where it stopped
 	$(BIN)/python -m bench.alerts --rounds $(or $(ROUNDS),54) --minutes 600 --quiet-minutes $$(( 60 * $(or $(HOURS),3) )) $(if $(RESUME),--resume)
 
-bench-console: dev ## what the console costs a visitor at 1,000 nodes and 10^6 buckets; two minutes
-	$(BIN)/python -m bench.console
+bench-console: dev serving build/.browser ## what the console costs a visitor at 1,000 nodes and 10^6 buckets, what viewers and scrapes cost serving and ticks; what tests hold; ten minutes
+	$(BIN)/python -m bench.console; visits=$$?; $(BIN)/python -m bench.watched && $(BIN)/python -m bench.held console && exit $$visits
 
 bench-checkpoints: dev ## how long a checkpoint holds up training; DATA=clicks.parquet EVENTS=n for a stream of yours
 	$(BIN)/python -m bench.checkpoints $(if $(DATA),--data "$(DATA)") $(if $(EVENTS),--events $(EVENTS))

@@ -61,6 +61,7 @@ class Commits(threading.Thread):
 class Fleet:
     """The running processes."""
 
+    control: str  # host:port of the control plane
     caller: Caller
     clients: Clients
     versions: Versions
@@ -109,9 +110,15 @@ def _start_nodes(
 
 @contextlib.contextmanager
 def start_fleet(
-    folder: Path, shape: Shape, requests: Sequence[bytes], versions_per_s: float
+    folder: Path,
+    shape: Shape,
+    requests: Sequence[bytes],
+    versions_per_s: float,
+    metrics_port: int | None = None,
 ) -> Iterator[Fleet]:
     """Start a fleet that serves a shape and gets versions; its clients send nothing yet.
+
+    With `metrics_port`, the control plane has its /metrics there.
 
     Raises:
         BenchError: A node finds no peer.
@@ -121,7 +128,8 @@ def start_fleet(
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log")))
         versions = Versions(folder / "publication", redis.url, shape, files, versions_per_s)
-        words = ("--longest-deadline-ms", _LONGEST_DEADLINE_MS)
+        words: list[object] = ["--longest-deadline-ms", _LONGEST_DEADLINE_MS]
+        words += [] if metrics_port is None else ["--metrics-port", metrics_port]
         control = start_control(stack, folder, redis.url, shape.name, 2, *words)
         publication = versions.publication.path
         nodes, peers = _start_nodes(stack, shape, publication, redis.url, control)
@@ -129,4 +137,11 @@ def start_fleet(
         caller = Caller(control, None)
         stack.callback(caller.close)
         stack.enter_context(versions)
-        yield Fleet(caller=caller, clients=clients, versions=versions, nodes=nodes, peers=peers)
+        yield Fleet(
+            control=control,
+            caller=caller,
+            clients=clients,
+            versions=versions,
+            nodes=nodes,
+            peers=peers,
+        )

@@ -6,6 +6,7 @@ rest, and of planners: EMBERTIDE_CASES=200 sets how many small problems. `securi
 keeps strangers out: what TLS costs is a row of `bench.remote`. `edges` is what comes from outside:
 EMBERTIDE_TABLES sets how many tables are generated, EMBERTIDE_CALLS how many calls a restart meets.
 `front` is whether what held behind the stock front end holds behind ours, and still behind that.
+`console` is of its pages, buttons and doors; its costs are rows of `bench.console` and `watched`.
 `sync` is of strategies of synchronisation: EMBERTIDE_KILLS=20 kills each asynchronous run so often.
 """
 
@@ -60,6 +61,14 @@ CLAIMS = {
         ("a full disk, a folder at a time", "e2e/test_full_disks.py", "test_", "A.8"),
         ("yesterday's folder, today's command", "trainer/test_going_on.py", "test_", "A.9"),
         ("messages say what to do next", "common/test_messages.py", "test_", "A.10"),
+    ),
+    "console": (
+        ("Chromium: pages, axe-core, no other host", "e2e/test_console_browser.py", "test_", "G.1"),
+        ("pages of 1,000 nodes, none, no answer", "server/test_console_pages.py", "test_", "G.1"),
+        ("every button, after a preview", "control/test_console.py", "not withdrawn", "G.1"),
+        ("frames, forms, cookies, sessions", "server/test_console_doors.py", "test_", "G.5"),
+        ("names stay text", "server/test_console_pages.py", "names or script", "G.5"),
+        ("readers, withdrawn tokens", "control/test_console.py", "reader or token", "G.5"),
     ),
     "sync": (
         ("DCT: sent and held back are the gradient", "trainer/test_dct.py", "test_", "D.1"),

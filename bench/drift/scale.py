@@ -136,6 +136,7 @@ def _run_plane(arguments: argparse.Namespace) -> None:
             drift=DriftOptions(mode="off"),
         ),
         listen=listen,
+        metrics=("127.0.0.1", arguments.metrics) if arguments.metrics else None,
     )
     with ControlServer(options, store) as server:
         for line in sys.stdin:
@@ -341,15 +342,21 @@ def _target(plan: LaidPlan, buckets: int) -> control_pb2.ReshardTarget:
     return target
 
 
-class _Scale:
-    """The processes, while they run."""
+class Scale:
+    """The processes, while they run.
+
+    Attributes:
+        ports: Of the control plane that leads, and of its standby.
+        metrics_port: Of the leader's /metrics.
+    """
 
     def __init__(self, arguments: argparse.Namespace, folder: Path, state: str) -> None:
+        """Start them; the first plan comes later."""
         self._arguments, self._folder = arguments, folder
-        self.ports = free_ports(2)
+        *self.ports, self.metrics_port = free_ports(3)
         self._common = {"state": state, "nodes": arguments.nodes}
         self.store = RedisState(state, MODEL)
-        self.plane = self._plane(0)
+        self.plane = self._plane(0, metrics=self.metrics_port)
         self.standby = self._plane(1, standby=True)
         self.nodes = _Process(
             "nodes",
@@ -376,6 +383,7 @@ class _Scale:
         )
 
     def stub(self, which: int = 0) -> control_pb2_grpc.ControlServiceStub:
+        """Return a caller of the leader, or of its standby."""
         address = f"127.0.0.1:{self.ports[which]}"
         return control_pb2_grpc.ControlServiceStub(grpc.insecure_channel(address, options=_BIG))
 
@@ -427,6 +435,7 @@ class _Scale:
         return _wait("a takeover", leads, 60)
 
     def close(self) -> None:
+        """End them."""
         for each in (self.nodes, self.standby, self.plane):
             if each.process.poll() is None:
                 each.stop(signal.SIGKILL)
@@ -434,20 +443,22 @@ class _Scale:
 
 
 @contextlib.contextmanager
-def _running(arguments: argparse.Namespace) -> Iterator[_Scale]:
+def running(arguments: argparse.Namespace) -> Iterator[Scale]:
+    """Run the processes: `nodes` of so many `groups`, `tables` of 2^`bits` buckets."""
     with tempfile.TemporaryDirectory(prefix="scale") as name:
         folder = Path(name)
         options = RedisOptions(log=folder / "redis.log", append_only=folder / "state")
         with RedisServer(options) as server:
             os.sched_setaffinity(server.process.pid, {1})
-            scale = _Scale(arguments, folder, server.url)
+            scale = Scale(arguments, folder, server.url)
             try:
                 yield scale
             finally:
                 scale.close()
 
 
-def _p99(values: list[float]) -> float:
+def p99(values: list[float]) -> float:
+    """Return the value that one in a hundred is above."""
     return sorted(values)[min(len(values) - 1, len(values) * 99 // 100)]
 
 
@@ -459,7 +470,7 @@ def _print(what: str, told: dict[str, Any]) -> None:
     ticks = told["ticks_ms"]
     plans = told["plan_bytes"]
     CONSOLE.print(
-        f"{what}: {len(ticks)} ticks, p50 {statistics.median(ticks):.1f}, p99 {_p99(ticks):.1f}, "
+        f"{what}: {len(ticks)} ticks, p50 {statistics.median(ticks):.1f}, p99 {p99(ticks):.1f}, "
         f"max {max(ticks):.1f} ms; {100 * told['cpu_share']:.0f} % of a core; "
         f"{told['rss_mb']:.0f} MB, at most {told['rss_peak_mb']:.0f}"
         + (
@@ -487,7 +498,7 @@ def measure(
     """
     arguments = argparse.Namespace(nodes=nodes, tables=tables, bits=bits, groups=groups)
     case = f"{nodes:,} nodes in {groups} groups, {tables << bits:,} buckets"
-    with _running(arguments) as scale:
+    with running(arguments) as scale:
         first_s = _wait("the first plan", lambda: scale.store.load().plan is not None, 180)
         CONSOLE.print(f"{case}: registered, and the first plan written, in {first_s:.1f} s")
         time.sleep(3)
@@ -502,7 +513,7 @@ def measure(
         CONSOLE.print(f"the leader killed: the other one answers after {takeover_s:.1f} s")
     during = f"{case}, {moved[0]['moved']:,} of them moving"
     return [
-        _row(case, "tick p99, beats alone", "ms", [_p99(each["ticks_ms"]) for each in quiet]),
+        _row(case, "tick p99, beats alone", "ms", [p99(each["ticks_ms"]) for each in quiet]),
         _row(case, "longest tick, beats alone", "ms", [max(each["ticks_ms"]) for each in quiet]),
         report.measure(
             (case, "beats taken", "1/s"),
@@ -513,7 +524,7 @@ def measure(
         _row(case, "share of a core, beats alone", "%", [100 * e["cpu_share"] for e in quiet]),
         report.measure(
             (during, "tick p99", "ms"),
-            [_p99(each["ticks_ms"]) for each in moved],
+            [p99(each["ticks_ms"]) for each in moved],
             better="lower",
             target=TICK_MS_P99,
             claim="19.8",
@@ -541,6 +552,7 @@ def main() -> None:
     parser.add_argument("--core", type=int, required=True)
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--port", type=int)
+    parser.add_argument("--metrics", type=int)
     parser.add_argument("--standby", action="store_true")
     for name in ("--tables", "--bits", "--groups"):
         parser.add_argument(name, type=int)

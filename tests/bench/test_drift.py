@@ -85,4 +85,4 @@ def test_a_reshard_of_many_nodes_stays_in_its_group() -> None:
     assert target.base_epoch == 3
     assert [each.bucket_begin for each in target.assignments] == list(range(0, 16, 2))
     assert {tuple(owner.node for owner in each.owners) for each in target.assignments} == {(2, 0)}
-    assert scale._p99(list(map(float, range(1, 201)))) == 199
+    assert scale.p99(list(map(float, range(1, 201)))) == 199
