@@ -9,19 +9,21 @@
 // for one sample and takes no more (trainer/model/one_sample.py).
 // With "products": n there is a program "products" of the same inputs, whose larger products are
 // oneDNN's and not MKL's: where MKL is slow, n samples and more gain by it
-// (trainer/model/products.py). With "context": {"dense": [[begin, end], ..], "embeddings": [..],
-// "direct": [name, ..], "prepared": [[..], ..]} those columns are the user's, and there are the
-// program "context" and, if a tensor is prepared, "prepare" (trainer/model/rewrite/package.py).
-// With "bf16": {"rows": n, "weights": [name, ..]} there is a program "bf16" of the same inputs, but
-// that those weights are bf16, in the form that oneDNN packs them in; it is for n samples and more
-// (trainer/model/bf16.py). In "context" it is {"rows": n, "tensors": [place, ..]}, places among the
-// direct parameters and prepared tensors, and the program is "context_bf16".
-// With "one_user": n in "context" there is a program "context_one_user" of the same inputs for one
-// user, whose values are not copied for each candidate; it is for n candidates of him and more.
-// "prepare" takes the parameters and gives tensors of the shapes said. "context" takes
-// context_dense, context_embeddings, candidate_dense, candidate_embeddings, the user of each
-// candidate (int64), the direct parameters and the prepared tensors; its outputs are as those of
-// the other.
+// (trainer/model/products.py). "packed": [place, ..] are its parameters that nothing but such
+// products takes: it may be given them as oneDNN packs them. With "context": {"dense": [[begin,
+// end], ..], "embeddings": [..], "direct": [name, ..], "prepared": [[..], ..]} those columns are
+// the user's, and there are the program "context" and, if a tensor is prepared, "prepare"
+// (trainer/model/rewrite/package.py). With "bf16": {"rows": n, "weights": [name, ..]} there is a
+// program "bf16" of the same inputs, but that those weights are bf16, in the form that oneDNN packs
+// them in; it is for n samples and more (trainer/model/bf16.py). In "context" it is {"rows": n,
+// "tensors": [place, ..]}, places among the direct parameters and prepared tensors, and the program
+// is "context_bf16". With "one_user": n in "context" there is a program "context_one_user" of the
+// same inputs for one user, whose values are not copied for each candidate; it is for n candidates
+// of him and more. "packed" and "one_user_packed" in "context" are places among the direct
+// parameters and prepared tensors, for "context_products" and "context_one_user". "prepare" takes
+// the parameters and gives tensors of the shapes said. "context" takes context_dense,
+// context_embeddings, candidate_dense, candidate_embeddings, the user of each candidate (int64),
+// the direct parameters and the prepared tensors; its outputs are as those of the other.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -80,14 +82,27 @@ bool HasBf16() {
 #endif
 }
 
+// Places among so many tensors that the description has under a name, if it has it.
+std::vector<size_t> PlacesOf(const embertide::Json& json, const char* name, size_t tensors) {
+  if (!json.contains(name)) return {};
+  std::vector<size_t> places = json.at(name);
+  if (std::ranges::any_of(places, [tensors](size_t place) { return place >= tensors; })) {
+    throw Rejected(std::string("the package says \"") + name + "\" of a tensor beyond its " +
+                   std::to_string(tensors) + ": export it again");
+  }
+  return places;
+}
+
 // A program, and some that are faster for many rows.
 class BySize {
  public:
   BySize(const char* package, const char* name) : few_(package, name) {}
-  // `json` may say from how many rows on there is another program.
-  void TakeProducts(const char* package, const char* name, const embertide::Json& json) {
+  // `json` may say from how many rows on there is another program, of so many tensors.
+  void TakeProducts(const char* package, const char* name, const embertide::Json& json,
+                    size_t tensors) {
     if (!MklIsSlow() || !json.contains("products")) return;
     first_ = json.at("products");
+    packed_ = PlacesOf(json, "packed", tensors);
     many_.emplace(package, name);
   }
   // `weights`: places among the tensors that the program takes. Requires: HasBf16.
@@ -101,21 +116,26 @@ class BySize {
   // The program in bf16, if so many rows gain by it; else null.
   Loader* InBf16(int64_t rows) { return in_bf16_ && rows >= first_in_bf16_ ? &*in_bf16_ : nullptr; }
   const std::vector<size_t>& bf16_weights() const { return bf16_weights_; }
+  const std::vector<size_t>& packed() const { return packed_; }
+  bool HasMany(int64_t rows) const { return many_ && rows >= first_; }
 
  private:
   Loader few_;
   std::optional<Loader> many_;
   std::optional<Loader> in_bf16_;
   std::vector<size_t> bf16_weights_;
+  std::vector<size_t> packed_;  // of the program for many
   int64_t first_ = 0;
   int64_t first_in_bf16_ = 0;
 };
 
 // The programs for users and candidates.
 struct ContextPrograms {
-  std::optional<BySize> run;
+  explicit ContextPrograms(const char* package) : run(package, "context") {}
+  BySize run;
   std::optional<Loader> one_user;  // of one that has so many candidates, or more
   int64_t one_user_from = 0;
+  std::vector<size_t> one_user_packed;
   mutable std::mutex preparing;  // versions may be loaded by several threads
   mutable std::optional<Loader> prepare;
   std::vector<uint8_t> dense;  // by column: 1 for the user's
@@ -138,6 +158,10 @@ struct EmbertideDenseProgram {
 struct EmbertideDenseWeights {
   std::vector<at::Tensor> tensors;
   std::vector<at::Tensor> of_contexts;  // direct ones, then the prepared
+  // The same with some of them packed: for many samples, and for those of one user.
+  std::vector<at::Tensor> tensors_packed;
+  std::vector<at::Tensor> of_contexts_packed;
+  std::vector<at::Tensor> of_one_user;
   // The same as the programs in bf16 take them; empty: these are not run.
   std::vector<at::Tensor> tensors_bf16;
   std::vector<at::Tensor> of_contexts_bf16;
@@ -190,27 +214,23 @@ size_t PlaceOf(const EmbertideDenseProgram& program, const std::string& name, co
 
 void ReadContexts(const char* package, const embertide::Json& json,
                   EmbertideDenseProgram* program) {
-  auto contexts = std::make_unique<ContextPrograms>();
+  auto contexts = std::make_unique<ContextPrograms>(package);
   contexts->dense = MarksOf(json.at("dense"), program->shape.dense_features);
   contexts->embeddings = MarksOf(json.at("embeddings"), program->shape.embedding_dim);
   for (const auto& name : json.at("direct")) {
     contexts->direct.push_back(PlaceOf(*program, name.template get<std::string>(), "for contexts"));
   }
   for (const auto& shape : json.at("prepared")) contexts->prepared.push_back(shape);
-  contexts->run.emplace(package, "context");
-  contexts->run->TakeProducts(package, "context_products", json);
+  const size_t tensors = contexts->direct.size() + contexts->prepared.size();
+  contexts->run.TakeProducts(package, "context_products", json, tensors);
   if (json.contains("one_user")) {
     contexts->one_user_from = json.at("one_user");
+    contexts->one_user_packed = PlacesOf(json, "one_user_packed", tensors);
     contexts->one_user.emplace(package, "context_one_user");
   }
   if (json.contains("bf16") && HasBf16()) {
-    const size_t tensors = contexts->direct.size() + contexts->prepared.size();
-    std::vector<size_t> places = json.at("bf16").at("tensors");
-    if (std::ranges::any_of(places, [tensors](size_t place) { return place >= tensors; })) {
-      throw Rejected("the package's program for contexts in bf16 takes a tensor beyond its " +
-                     std::to_string(tensors) + ": export it again");
-    }
-    contexts->run->TakeBf16(package, "context_bf16", json.at("bf16").at("rows"), std::move(places));
+    contexts->run.TakeBf16(package, "context_bf16", json.at("bf16").at("rows"),
+                           PlacesOf(json.at("bf16"), "tensors", tensors));
   }
   if (!contexts->prepared.empty()) contexts->prepare.emplace(package, "prepare");
   program->shape.context_dense = contexts->dense.data();
@@ -247,7 +267,7 @@ void ReadDescription(const char* package, EmbertideDenseProgram* program) {
   for (const auto& each : json.at("parameters")) {
     program->parameters.push_back({each.at("name"), each.at("shape")});
   }
-  program->program.TakeProducts(package, "products", json);
+  program->program.TakeProducts(package, "products", json, program->parameters.size());
   if (json.value("one_sample", false)) program->one_sample.emplace(package, "one_sample");
   if (json.contains("bf16")) ReadBf16(package, json.at("bf16"), program);
   if (json.contains("context")) ReadContexts(package, json.at("context"), program);
@@ -301,15 +321,34 @@ void PrepareContexts(const ContextPrograms& contexts, EmbertideDenseWeights* wei
   for (const at::Tensor& each : prepared) weights->of_contexts.push_back(each.contiguous().clone());
 }
 
-// The tensors with some of them in bf16 and packed for oneDNN, which a product would do each time.
-std::vector<at::Tensor> InBf16(std::vector<at::Tensor> tensors, const std::vector<size_t>& places) {
+// The tensors with some of them of a type and packed for oneDNN, which a product would do each
+// time.
+std::vector<at::Tensor> Packed(std::vector<at::Tensor> tensors, const std::vector<size_t>& places,
+                               at::ScalarType type = at::kFloat) {
   static const auto pack = c10::Dispatcher::singleton()
                                .findSchemaOrThrow("mkldnn::_reorder_linear_weight", "")
                                .typed<at::Tensor(const at::Tensor&, std::optional<int64_t>)>();
   for (const size_t at : places) {
-    tensors[at] = pack.call(tensors[at].to(at::kBFloat16), kPackedRows);
+    tensors[at] = pack.call(tensors[at].to(type), kPackedRows);
   }
   return tensors;
+}
+
+// Makes of a version's tensors what each program takes; those that are alike share their memory.
+void PackTensors(const EmbertideDenseProgram& program, bool bf16, EmbertideDenseWeights* weights) {
+  UseThisThreadAlone();
+  weights->tensors_packed = Packed(weights->tensors, program.program.packed());
+  if (bf16) {
+    weights->tensors_bf16 = Packed(weights->tensors, program.program.bf16_weights(), at::kBFloat16);
+  }
+  if (program.contexts == nullptr) return;
+  const ContextPrograms& contexts = *program.contexts;
+  weights->of_contexts_packed = Packed(weights->of_contexts, contexts.run.packed());
+  weights->of_one_user = Packed(weights->of_contexts, contexts.one_user_packed);
+  if (bf16) {
+    weights->of_contexts_bf16 =
+        Packed(weights->of_contexts, contexts.run.bf16_weights(), at::kBFloat16);
+  }
 }
 
 int Load(const EmbertideDenseProgram* program, const EmbertideDenseTensor* tensors, size_t count,
@@ -335,14 +374,7 @@ int Load(const EmbertideDenseProgram* program, const EmbertideDenseTensor* tenso
       weights->tensors.push_back(Copy(*found));
     }
     if (program->contexts != nullptr) PrepareContexts(*program->contexts, weights.get());
-    if (bf16 != 0) {
-      UseThisThreadAlone();
-      weights->tensors_bf16 = InBf16(weights->tensors, program->program.bf16_weights());
-      if (program->contexts != nullptr) {
-        weights->of_contexts_bf16 =
-            InBf16(weights->of_contexts, program->contexts->run->bf16_weights());
-      }
-    }
+    PackTensors(*program, bf16 != 0, weights.get());
     *out = weights.release();
   });
 }
@@ -379,10 +411,12 @@ int Run(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights, in
     inputs.push_back(view(dense, program->shape.dense_features));
     inputs.push_back(view(embeddings, program->shape.embedding_dim));
     Loader* in_bf16 = weights->tensors_bf16.empty() ? nullptr : program->program.InBf16(batch);
-    const auto& taken = in_bf16 != nullptr ? weights->tensors_bf16 : weights->tensors;
+    const bool alone = batch == 1 && program->one_sample;
+    const auto& fp32 =
+        !alone && program->program.HasMany(batch) ? weights->tensors_packed : weights->tensors;
+    const auto& taken = in_bf16 != nullptr ? weights->tensors_bf16 : fp32;
     inputs.insert(inputs.end(), taken.begin(), taken.end());
-    Loader& in_fp32 =
-        batch == 1 && program->one_sample ? *program->one_sample : program->program.Of(batch);
+    Loader& in_fp32 = alone ? *program->one_sample : program->program.Of(batch);
     Loader& runs = in_bf16 != nullptr ? *in_bf16 : in_fp32;
     TakeScores(runs.boxed_run(std::move(inputs)), program->shape.heads, batch, scores);
   });
@@ -428,13 +462,14 @@ int RunContexts(EmbertideDenseProgram* program, const EmbertideDenseWeights* wei
     ContextPrograms& contexts = *program->contexts;
     const uint32_t heads = program->shape.heads;
     const int64_t candidates = request->candidates;
-    Loader* in_bf16 =
-        weights->of_contexts_bf16.empty() ? nullptr : contexts.run->InBf16(candidates);
+    Loader* in_bf16 = weights->of_contexts_bf16.empty() ? nullptr : contexts.run.InBf16(candidates);
     const bool apart = in_bf16 == nullptr && contexts.one_user &&
                        candidates >= contexts.one_user_from * request->users;
     if (!apart) {
-      const auto& taken = in_bf16 != nullptr ? weights->of_contexts_bf16 : weights->of_contexts;
-      Loader& runs = in_bf16 != nullptr ? *in_bf16 : contexts.run->Of(candidates);
+      const auto& fp32 =
+          contexts.run.HasMany(candidates) ? weights->of_contexts_packed : weights->of_contexts;
+      const auto& taken = in_bf16 != nullptr ? weights->of_contexts_bf16 : fp32;
+      Loader& runs = in_bf16 != nullptr ? *in_bf16 : contexts.run.Of(candidates);
       const ContextRows all{.users = request->users, .candidates = candidates};
       TakeScores(runs.boxed_run(ContextInputs(contexts, *request, all, taken)), heads, candidates,
                  scores);
@@ -446,7 +481,7 @@ int RunContexts(EmbertideDenseProgram* program, const EmbertideDenseWeights* wei
       int64_t end = first + 1;
       while (end < candidates && request->user_of[end] == user) ++end;
       const ContextRows rows{user, 1, first, end - first};
-      auto inputs = ContextInputs(contexts, *request, rows, weights->of_contexts);
+      auto inputs = ContextInputs(contexts, *request, rows, weights->of_one_user);
       TakeScores(contexts.one_user->boxed_run(std::move(inputs)), heads, rows.candidates,
                  into.data());
       for (float*& head : into) head += rows.candidates;

@@ -43,26 +43,20 @@ def of(program: torch.export.ExportedProgram, rows: int = 0) -> Bf16Program | No
     first = products.first_batch(program, rows)
     made = copy.deepcopy(program)
     layers = products.larger_layers(made, rows)
-    inputs: list[str] = list(made.graph_signature.user_inputs)
-    weights = dict[str, Any]()
-    for node in layers:
-        weight = node.args[1]
-        # A weight that is also something else, or is computed, stays as it is.
-        if weight.name in inputs and all(
-            user in layers and user.args[0] is not weight for user in weight.users
-        ):
-            weights[weight.name] = weight
-    if first is None or not weights:
+    # A weight that is also something else, or is computed, stays as it is.
+    places = products.packable(made, rows)
+    if first is None or not places:
         return None
-    for weight in weights.values():
-        weight.meta["val"] = weight.meta["val"].to(torch.bfloat16)
+    weights = {made.graph_signature.user_inputs[place] for place in places}
+    for node in made.graph.nodes:
+        if node.name in weights:
+            node.meta["val"] = node.meta["val"].to(torch.bfloat16)
     for node in layers:
         if node.args[1].name in weights:
             _convert(made.graph, node)
         else:
             products.give_to_onednn(node)
     made.graph_module.recompile()
-    places = tuple(sorted(inputs.index(name) for name in weights))
     given, kwargs = made.example_inputs
     made.example_inputs = (_in_bf16(given, places), kwargs)
     return Bf16Program(made, first, places)

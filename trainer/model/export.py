@@ -124,6 +124,7 @@ def _description(
     programs: Programs,
 ) -> dict[str, Any]:
     first = products.first_batch(programs[_ANY_BATCH])
+    packed = products.packable(programs[_ANY_BATCH]) if first else ()
     parameters = [{"name": name, "shape": list(tensor.shape)} for name, tensor in tensors.items()]
     return {
         # Nodes of before there were several read all others.
@@ -134,6 +135,8 @@ def _description(
         # Nodes of before there was one run the other.
         **({one_sample.NAME: True} if one_sample.NAME in programs else {}),
         **({products.NAME: first} if first else {}),
+        # Behind dense_BD and embeddings_BE come the parameters.
+        **({"packed": [place - 2 for place in packed]} if packed else {}),
         "parameters": parameters,
     }
 

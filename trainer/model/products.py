@@ -4,6 +4,7 @@ AOTInductor gives products of matrices to MKL, which does not use AVX-512 on AMD
 of one core of a Zen 5, where oneDNN reaches 235 by the same weights, not packed. A call of oneDNN
 takes some 10 us, so small products are left as they are, and few samples have the other program
 (docs/results/serve.md). Where MKL uses all that the CPU has, nodes run the other program alone.
+They pack the weights once a version (backend_cpp/dense/plugin.cc).
 """
 
 import contextlib
@@ -82,6 +83,24 @@ def of(program: torch.export.ExportedProgram, rows: int = 0) -> torch.export.Exp
         give_to_onednn(node)
     made.graph_module.recompile()
     return made
+
+
+def packable(program: torch.export.ExportedProgram, rows: int = 0) -> tuple[int, ...]:
+    """Return places among a program's inputs: weights of its larger layers and of nothing else.
+
+    A node may hand them over in the form that oneDNN packs them in, which a product of other
+    weights does each time.
+    """
+    layers = larger_layers(program, rows)
+    inputs: list[str] = list(program.graph_signature.user_inputs)
+    return tuple(
+        sorted(
+            inputs.index(weight.name)
+            for weight in {node.args[1] for node in layers}
+            if weight.name in inputs
+            and all(user in layers and user.args[0] is not weight for user in weight.users)
+        )
+    )
 
 
 def give_to_onednn(layer: Any) -> None:

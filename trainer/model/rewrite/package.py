@@ -86,11 +86,14 @@ def context_programs(
     taken = programs.tensors_of(found, *([for_one.graph] if for_one else []))
     run = {CONTEXT: programs.exported_run(found, contexts, tensors, taken=taken)}
     first = products.first_batch(run[CONTEXT], programs.CANDIDATES_INPUT)
+    packed = dict[str, list[int]]()
     if first:
         run[PRODUCTS] = products.of(run[CONTEXT], programs.CANDIDATES_INPUT)
+        packed["packed"] = _packable(run[CONTEXT])
     if for_one:
         one = programs.exported_run(for_one.graph, contexts, tensors, taken=taken, one_user=True)
         run[ONE_USER] = products.of(one, programs.CANDIDATES_INPUT) if first else one
+        packed["one_user_packed"] = _packable(one) if first else []
     in_bf16 = bf16.of(run[CONTEXT], programs.CANDIDATES_INPUT) if with_bf16 else None
     if in_bf16 is not None:
         run[BF16] = in_bf16.program
@@ -109,6 +112,7 @@ def context_programs(
             "prepared": [list(each.shape) for each in prepared],
             **({products.NAME: first} if first else {}),
             **({"one_user": max(first or 0, for_one.first)} if for_one else {}),
+            **{name: places for name, places in packed.items() if places},
             **({bf16.NAME: _bf16_json(in_bf16)} if in_bf16 else {}),
         },
     )
@@ -145,10 +149,18 @@ def _of_one_user(
     return None
 
 
+_BEFORE_TENSORS = len(reading.INPUTS) + 1  # inputs, the last of which is user_of_row
+
+
+def _packable(program: torch.export.ExportedProgram) -> list[int]:
+    """Return places among the tensors, which come last among the inputs."""
+    places = products.packable(program, programs.CANDIDATES_INPUT)
+    return [place - _BEFORE_TENSORS for place in places]
+
+
 def _bf16_json(made: bf16.Bf16Program) -> dict[str, Any]:
-    """Say which of the tensors, which come last among the inputs, are bf16."""
-    before = len(reading.INPUTS) + 1  # user_of_row
-    return {"rows": made.rows, "tensors": [place - before for place in made.weights]}
+    """Say which of the tensors are bf16."""
+    return {"rows": made.rows, "tensors": [place - _BEFORE_TENSORS for place in made.weights]}
 
 
 def contexts_of_model(model: ModelConfig) -> Contexts | None:
