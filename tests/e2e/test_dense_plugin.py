@@ -446,7 +446,7 @@ def test_weights_are_converted_once_a_version_and_not_by_requests(
     with mkldnn.verbose(mkldnn.VERBOSE_ON):
         reorders()
         with _Opened(plugin, *wide, in_bf16=True) as opened:
-            # Of the one layer, in bf16; and for few samples in fp32, where they are oneDNN's.
+            # The one layer in bf16, and in fp32 for few samples, where their product is oneDNN's.
             assert reorders() == 1 + IS_SLOW
             for _ in range(5):
                 opened.run(torch.rand(64, 2), torch.rand(64, 4))

@@ -80,7 +80,7 @@ class MeasuredCosts:
 
     @property
     def measured(self) -> int:
-        """How many costs were measured that the file did not know."""
+        """Costs that were measured as the file did not know them."""
         return len(self._us) - self._held
 
     def of_one_user(self, candidates: int, *, own_program: bool) -> "MeasuredCosts":

@@ -31,11 +31,11 @@ ONE_USER = "context_one_user"
 BF16 = "context_bf16"
 COSTS = "costs.json"
 REWRITING = 2
-"""Of what a cache keeps: with more rules, a net has other programs."""
+"""The rules that a cached package was made by: with more, a net has other programs."""
 CANDIDATES = 256
 """Candidates of the one user, in the request that is timed."""
 _CANDIDATES_OF_ONE_USER = (16, 32, 64, 128, CANDIDATES)
-"""Of a user, from one of which on it has a run of its own: the first that gains by it."""
+"""Candidates of a user from which on it may have a run of its own: the first that gain by it."""
 log = logging.getLogger(__name__)
 
 
