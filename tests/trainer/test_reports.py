@@ -18,7 +18,13 @@ from embertide._common import page_server
 from embertide.server.adapters.process import free_ports
 from embertide.trainer.__main__ import app
 from embertide.trainer.commands import reports
-from embertide.trainer.commands.reports import json_log, metrics_page, scalars, tensorboard
+from embertide.trainer.commands.reports import (
+    json_log,
+    metrics_page,
+    scalars,
+    state_of,
+    tensorboard,
+)
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError
@@ -163,6 +169,30 @@ def test_a_scrape_gets_what_ranks_sent_and_how_far_apart_they_are(tmp_path: Path
         "apart_row_staleness_count": 22,
         "apart_row_staleness_sum": 4001,
     }
+
+
+def test_what_pruning_costs_is_on_the_page_in_curves_and_in_words(tmp_path: Path) -> None:
+    figures = {"loss": 0.0007, "error": 0.0002, "bound": 0.001, "ratio": 11.5, "factor": 9.96}
+    found = dataclasses.replace(
+        progress(), pruning={**figures, "unpruned_bytes": 4096, "exceeds": True}
+    )
+    early = dataclasses.replace(found, pruning={**found.pruning, "loss": None, "error": None})
+    source, (port,) = NewsSource(NewsConfig(hours=1)), free_ports(1)
+    name = "embertide_trainer_pruning_"
+    with metrics_page(port, source, tmp_path) as show:
+        show(early)
+        assert f"{name}loss" not in scrape(port)
+        show(found)
+        page = scrape(port)
+    assert {e.removeprefix(name): v for e, v in page.items() if e.startswith(name)} == {
+        **figures,
+        "unpruned_bytes": 4096,
+        "exceeds": 1,
+    }
+    assert scalars(found)["pruning/loss"] == 0.0007
+    assert "pruning/loss" not in scalars(early)
+    assert state_of(found).endswith("pruned 10.0x for 0.0007")
+    assert "pruned" not in state_of(early)
 
 
 def measured() -> Progress:

@@ -123,6 +123,7 @@ class _Page(Collector):
             for what, value in newest.hot.items():
                 hot.add_metric([what], value)
             yield hot
+        yield from _of_pruning(newest)
         yield from _of_ranks(newest)
         yield from _quality(newest)
 
@@ -178,6 +179,29 @@ def _of_plan(progress: Progress) -> Iterator[Metric]:
     for of in ("default", "predicted", "measured"):
         step.add_metric([of], found[f"{of}_s"])
     yield step
+
+
+_PRUNING = {
+    "loss": "AUC that pruning costs of late.",
+    "error": "Standard error of the loss.",
+    "bound": "That loss and error are to stay within.",
+    "ratio": "Target: so many times fewer bytes than the rows of all keys would take.",
+    "factor": "Bytes of unpruned rows over those of the run's.",
+    "unpruned_bytes": "Held by unpruned rows.",
+}
+
+
+def _of_pruning(progress: Progress) -> Iterator[Metric]:
+    """Yield what pruning costs, where that is measured."""
+    found = progress.pruning
+    if not found:
+        return
+    for name, text in _PRUNING.items():
+        if found[name] is not None:
+            yield GaugeMetricFamily(f"{PREFIX}pruning_{name}", text, found[name])
+    yield GaugeMetricFamily(
+        PREFIX + "pruning_exceeds", "1: the loss is above its bound.", float(found["exceeds"])
+    )
 
 
 _HISTOGRAMS = {
@@ -260,6 +284,8 @@ def scalars(progress: Progress) -> dict[str, float]:
     """Return the numbers of a run that make curves, by name."""
     said = {name: getattr(progress, name) for name in ("auc", "events_per_s", "rows", "version")}
     said = {name: value for name, value in said.items() if not math.isnan(value)}
+    of_pruning = {name: progress.pruning.get(name) for name in _PRUNING}
+    said |= {f"pruning/{n}": value for n, value in of_pruning.items() if value is not None}
     for of, figures in progress.quality.items():
         said |= {f"{of}/{name}": value for name, value in figures.items()}
     for name, values in progress.slices.items():
@@ -314,7 +340,11 @@ class Seldom:
 def state_of(progress: Progress) -> str:
     """Say in words where a run is, but for its events."""
     auc = "not known yet" if math.isnan(progress.auc) else f"{progress.auc:.4f}"
-    return f"version {progress.version} · AUC {auc} · {progress.events_per_s:,.0f} events/s"
+    said = f"version {progress.version} · AUC {auc} · {progress.events_per_s:,.0f} events/s"
+    pruning = progress.pruning
+    if not pruning or pruning["loss"] is None or pruning["factor"] is None:
+        return said
+    return f"{said} · pruned {pruning['factor']:.1f}x for {pruning['loss']:.4f}"
 
 
 def line(progress: Progress) -> None:

@@ -4,6 +4,7 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from embertide._common.terminal import Table, show_table
 from embertide.trainer.data.csv import listed
@@ -46,10 +47,12 @@ def show(
     has_clock: bool,
     warm_start: str = "",
     leaks: Sequence[str] = (),
+    pruning: Mapping[str, Any] | None = None,
 ) -> None:
     """Print the result of a run.
 
-    `warm_start` is the folder that it began with; `leaks` are columns that tell the label.
+    `warm_start` is the folder that it began with; `leaks` are columns that tell the label;
+    `pruning` is what `PruneTwin.figures` says of a run with a bound.
     """
     table = Table(header=False)
     table.add_column(style="bold")
@@ -63,7 +66,24 @@ def show(
         if name == "AUC" and leaks:
             said = "no AUC to expect of serving: the label is told by"
             table.add_row("", f"{said} {listed(leaks)}")
+        if name == "version" and pruning is not None:
+            for place, said in enumerate(of_pruning(pruning)):
+                table.add_row("" if place else "pruning", said)
     show_table(table, width=_COLUMNS)
+
+
+def of_pruning(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Say what pruning costs, against its bound, and what it saves."""
+    factor = figures["factor"]
+    saved = "" if factor is None else f"{factor:.1f} times fewer bytes than unpruned"
+    if figures["loss"] is None:
+        yield f"{saved}; its loss of AUC is not known: too few events"
+        return
+    bound = f"bound {figures['bound']:g}"
+    if not figures["is_held"]:
+        bound = f"NOT within {figures['bound']:g}" if figures["exceeds"] else f"at its {bound}"
+    yield f"loss of AUC {figures['loss']:.5f} ± {figures['error']:.5f}, {bound}"
+    yield saved
 
 
 def _lines(

@@ -141,6 +141,14 @@ def command(
     prune_ratio: Annotated[
         float, typer.Option(help="Compression ratio for pruning; 0 disables it.")
     ] = 0.0,
+    prune_within: Annotated[
+        float,
+        typer.Option(
+            help="Loss of AUC that pruning may cost, as 0.001: measured while the run learns, "
+            "which needs the bytes of unpruned rows on the trainer, and followed by the ratio; "
+            "--prune-ratio says where that begins. 0: not measured.",
+        ),
+    ] = 0.0,
     bus_bytes: Annotated[
         int,
         typer.Option(help="Bytes of versions in Redis, at most; beyond it they go by files alone."),
@@ -364,7 +372,7 @@ def command(
                 preset,
                 source,
                 **{name: context.params[name] for name in _SETTINGS},
-                prune=PruneConfig(ratio=prune_ratio) if prune_ratio > 0 else None,
+                prune=_pruning(prune_ratio, prune_within),
                 ddr_budget_bytes=ddr_mib << 20,
                 ssd_budget_bytes=ssd_mib << 20,
                 ssd_directory=str(ssd_directory or publication / "ssd") if ssd_mib else "",
@@ -507,8 +515,23 @@ def command(
         has_clock=source.schema.has_clock,
         warm_start=trainer.warm_start,
         leaks=[note.columns[0] for note in watched.notes if note.is_leak],
+        pruning=(figures["pruning"] or {}).get("within"),
     )
     _end_if_stopped(trainer.stopped)
+
+
+def _pruning(ratio: float, within: float) -> PruneConfig | None:
+    """Return the pruning that the options ask for.
+
+    Raises:
+        ConfigurationError: There is no such pruning.
+    """
+    if ratio <= 0 and within == 0:
+        return None
+    try:
+        return PruneConfig(ratio=max(ratio, 0.0), within=within)
+    except ValueError as error:
+        raise ConfigurationError(f"--prune-within {within}: {error}") from error
 
 
 def _say_note(note: ColumnNote) -> None:
@@ -547,7 +570,7 @@ def _refuse_both(context: typer.Context, config: Path | None, source: EventSourc
     Raises:
         ConfigurationError: One was given.
     """
-    rest = ("prune_ratio", "ddr_mib", "ssd_mib", "ssd_directory")
+    rest = ("prune_ratio", "prune_within", "ddr_mib", "ssd_mib", "ssd_directory")
     of_source = ("demo", "events", "hours", "stream_seed")
     for name in ("preset", *_SETTINGS, *_PACE, *rest, *(of_source if source is not None else ())):
         origin = context.get_parameter_source(name)

@@ -13,6 +13,9 @@ from embertide.trainer.config.user_objects import name_of
 Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd", "rowwise_adam"]  # of rows
 Utility = Literal["fisher", "squares", "norms", "accesses"]  # of rows and their chunks
 
+FIRST_RATIO = 2.0
+"""Where pruning within a bound begins: half of the bytes of the news cost nothing."""
+
 SCHEDULES = ("warmup_cosine", "step")
 """Those of ours."""
 
@@ -151,7 +154,14 @@ class PruneConfig:
         bytes: Bound on the memory of rows, with their index entries, optimizer state and utilities,
             and the memory of keys without a row. 0: `ratio` says it.
         ratio: So many times less than the rows of all keys seen so far would take. 0: `bytes` says
-            it.
+            it. With `within`, the ratio that a run begins with; 0: 2.
+        within: Bound on the AUC that pruning costs, as 0.001. Net and rows of all keys learn as if
+            nothing were pruned; the rows that are served follow them. Each batch is scored with
+            both, and the ratio follows the loss, so that loss and standard error together stay
+            within the bound. It takes the bytes of all keys' rows beside the run's own, in fp32,
+            and some more time. 0: nothing is measured; `bytes` or `ratio` says it all.
+        measure_events: Events of a piece of the stream whose loss is measured, after which the
+            ratio takes a step; with `within`. The half-life of what was measured is ten pieces.
         tables: Those that are pruned, together; none named: all.
         utility: The utility that a chunk earns in a batch: its squared gradient ("squares"), the
             same by the importance of its table ("fisher"), the occurrences of its key times the
@@ -171,6 +181,8 @@ class PruneConfig:
 
     bytes: int = allowed(0)
     ratio: float = allowed(0.0)
+    within: float = allowed(0.0)
+    measure_events: int = allowed(25_000)
     tables: tuple[str, ...] = fixed((), "what pruning remembers is of those tables")
     utility: Utility = allowed("fisher")
     counts_worth: float = allowed(0.05, **{BEFORE: 0.0})
@@ -184,7 +196,19 @@ class PruneConfig:
 
     def __post_init__(self) -> None:
         """Refuse what no pass could do."""
-        if (self.bytes > 0) == (self.ratio > 0) or self.bytes < 0 or self.ratio < 0:
+        if not 0 <= self.within < 0.5:
+            raise ValueError(f"prune: within is {self.within}; give a loss of AUC, as 0.001")
+        if self.within > 0 and self.bytes > 0:
+            raise ValueError(
+                f"prune: bytes is {self.bytes}, and within {self.within} finds the bytes by itself:"
+                " give one of them"
+            )
+        if self.measure_events < 1:
+            raise ValueError(
+                f"prune: measure_events is {self.measure_events}; it must be at least 1"
+            )
+        neither = self.ratio == 0 and self.within == 0
+        if self.bytes < 0 or self.ratio < 0 or (self.bytes > 0) == (not neither):
             raise ValueError(
                 f"prune: bytes is {self.bytes}, ratio {self.ratio}; give one of them, above 0"
             )
@@ -205,9 +229,19 @@ class PruneConfig:
         """Bytes of what remembers keys without a row."""
         return self.waiting_bytes or (self.bytes // 16 if self.bytes else 256 << 10)
 
-    def row_bytes(self, seen: int) -> int:
-        """Return what rows may take, if those of all keys would take `seen`."""
-        return self.bytes - self.waiting if self.bytes else int(seen / self.ratio)
+    @property
+    def first_ratio(self) -> float:
+        """The ratio that a run begins with; 0: `bytes` says it."""
+        return self.ratio or (FIRST_RATIO if self.within else 0.0)
+
+    def row_bytes(self, seen: int, ratio: float | None = None) -> int:
+        """Return what rows may take, if those of all keys would take `seen`.
+
+        `ratio` is the one that a bound has led to; None: the one that a run begins with.
+        """
+        if self.bytes:
+            return self.bytes - self.waiting
+        return int(seen / (self.first_ratio if ratio is None else ratio))
 
     def due(self, step: int, since: int, room: float) -> bool:
         """Whether a pass follows a step.

@@ -60,6 +60,21 @@ class RowCarrier:
                 range(group << more_new, (group + 1) << more_new),
             )
 
+    def records(self, records: bytes, live_N: NDArray[np.uint16] | None = None) -> bytes:
+        """Return rows of the old table as records of the new one, in their order.
+
+        Args:
+            records: Of rows, no tombstones.
+            live_N: Masks of the chunks that are live in the new ones; None: as in the old ones.
+
+        Raises:
+            TrainerError: A value does not fit the new dtype.
+        """
+        if self.same and live_N is None:
+            return records
+        keys_N, held_N, _, values_ND = _store.decode_records(self.old.layout, records)
+        return self._records(keys_N, held_N if live_N is None else live_N, values_ND)
+
     def carry(self, parts: Sequence[Part], into: range) -> Iterator[tuple[int, Part]]:
         """Yield (bucket, rows) of the new table from the buckets of one group.
 

@@ -175,12 +175,19 @@ class Counters:
             at += logs_UC.nbytes
             table.put(keys_U, logs_UC)
 
-    def flush(self, rows: EmbeddingStore, origin_ms: int) -> None:
-        """Add them to their keys' rows; of many ranks, to those that this one holds."""
+    def flush(
+        self, rows: EmbeddingStore, origin_ms: int, beside: EmbeddingStore | None = None
+    ) -> None:
+        """Add them to their keys' rows; of many ranks, to those that this one holds.
+
+        `beside` is a store that counts the same: the unpruned rows.
+        """
         for table in self._tables:
             keys_U, logs_UC = table.take(origin_ms)
             if rows.exchange is not None:
                 mine_U = rows.exchange.mine(table.table, keys_U)
                 keys_U, logs_UC = keys_U[mine_U], logs_UC[mine_U]
+            if len(keys_U) and beside is not None:
+                beside.store.add_counts(table.table, keys_U, logs_UC)
             if len(keys_U):
                 self.uncounted += len(keys_U) - rows.store.add_counts(table.table, keys_U, logs_UC)

@@ -173,6 +173,9 @@ class EmbeddingStore(nn.Module):
         hot: Such rows; None: there can be none.
         columns: The plan's column-wise tables; None: it has none.
         served: With `max_staleness`, how ranks read and change one another's rows; else None.
+        prune_ratio: So many times fewer bytes than those of all keys seen, where that is the target
+            of pruning, else 0: whoever measures what pruning costs may change it, and the next pass
+            follows.
         maintains: Whether `step` calls `store.maintain`; else another thread does it, after each
             batch or so.
     """
@@ -222,6 +225,7 @@ class EmbeddingStore(nn.Module):
             **_pruning(config, prune, (ranks or Ranks.alone()).size),
         )
         self.prune = prune
+        self.prune_ratio = 0.0 if prune is None else prune.first_ratio
         self._pruned = [] if prune is None else _pruned_tables(config, prune)
         self.ownership = owned.with_more([1 << t.bucket_bits for t in self.tables[len(learned) :]])
         self.exchange: Exchange | None = None
@@ -662,10 +666,10 @@ class EmbeddingStore(nn.Module):
         scheduled = self.exchange is None or self.prune.due(self.steps, since, 1.0)
         if not scheduled and since % self.prune.least:
             return  # ranks ask one another only so often how much room there is
-        here = [self.store.seen_bytes(0) if self.prune.ratio else 0.0, self.store.prune_room(0)]
+        here = [self.store.seen_bytes(0) if self.prune_ratio else 0.0, self.store.prune_room(0)]
         seen, left = self._summed(np.array(here, np.float64), "room").tolist()
-        may_take = self.prune.row_bytes(int(seen))
-        if self.prune.ratio and may_take < _MIN_BYTES:
+        may_take = self.prune.row_bytes(int(seen), self.prune_ratio)
+        if self.prune_ratio and may_take < _MIN_BYTES:
             return
         if self.prune.due(self.steps, since, left / max(may_take, 1)):
             self.pruned = self._pass(may_take, self.prune.max_age)

@@ -49,7 +49,9 @@ def pruned_at(run: RunConfig, ratio: float) -> RunConfig:
     if ratio == 1:
         return dataclasses.replace(run, prune=None)
     prune = run.prune or PruneConfig(ratio=ratio)
-    return dataclasses.replace(run, prune=dataclasses.replace(prune, bytes=0, ratio=ratio))
+    return dataclasses.replace(
+        run, prune=dataclasses.replace(prune, bytes=0, ratio=ratio, within=0)
+    )
 
 
 def measure(run: RunConfig, source: EventSource) -> dict[str, Any]:

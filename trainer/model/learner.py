@@ -33,6 +33,7 @@ from embertide.trainer.model.prior import head_bias_of, label_logits, start_at
 from embertide.trainer.model.schedule import Schedule
 from embertide.trainer.model.statistics import Statistics, draw_seed
 from embertide.trainer.model.transforms import make_transforms
+from embertide.trainer.model.unpruned import Unpruned, check_alone, unpruned_store
 from embertide.trainer.sync.dense import DenseSync
 from embertide.trainer.sync.exchange import Asked
 from embertide.trainer.sync.plan import Ownership
@@ -113,6 +114,8 @@ class Learner:
         is_fresh: Whether the net has its first values, and `warm_up` did not look at events yet.
         prior_H: Log odds of the labels at which the heads' biases began; None: they did not.
         missing: Dense values learned from that were missing.
+        unpruned: Rows of all keys, which the net learns with where pruning has a bound
+            (`PruneConfig.within`); else None.
         stops: Whether this rank wants the run to stop.
         stopping: Whether any did when the last batch was learned; the same on all ranks.
     """
@@ -184,6 +187,10 @@ class Learner:
         schedule = run.optimizer.schedule
         self.schedule = None if schedule is None else Schedule(schedule)
         self.stops = self.stopping = False
+        self.unpruned: Unpruned | None = None
+        if run.prune is not None and run.prune.within > 0:
+            check_alone(self.ranks.size)
+            self.unpruned = Unpruned(self.rows, unpruned_store(run), run)
 
     @property
     def has_statistics(self) -> bool:
@@ -280,7 +287,10 @@ class Learner:
             RankLostError: A rank is gone.
         """
         if self.ranks.size == 1:
-            self.rows.bring(self.table_keys(batch))
+            keys = self.table_keys(batch)
+            self.rows.bring(keys)
+            if self.unpruned is not None:
+                self.unpruned.rows.bring(keys)
             return Prepared(batch, batch, 0, None)
         self._check_lists(batch)
         begin, end = part_of(batch, self._together.rank, self._together.size)
@@ -309,20 +319,31 @@ class Learner:
                     ": give both the same"
                 )
 
-    def _embeddings(self, batch: Batch | None, asked: Asked | None) -> Tensor:
-        """Look up a batch; embeddings_BE."""
+    def _embeddings(
+        self, batch: Batch | None, asked: Asked | None, rows: EmbeddingStore | None = None
+    ) -> Tensor:
+        """Look up a batch, in the run's rows if no others are named; embeddings_BE."""
+        rows = rows or self.rows
         if batch is None:
             keys_BF = np.empty((0, len(self.run.model.columns)), np.int64)
-            return self.rows.forward(keys_BF, asked)
+            return rows.forward(keys_BF, asked)
         if batch.lists:
-            return self.rows.pool(batch.bags(), asked)
-        embeddings_BE: Tensor = self.rows(batch.keys_BF, asked)
+            return rows.pool(batch.bags(), asked)
+        embeddings_BE: Tensor = rows(batch.keys_BF, asked)
         return embeddings_BE
 
     def score(self, batch: Batch) -> NDArray[np.float32]:
         """Return score_B in (0, 1), of the first head, as `score_heads` does."""
         score_B: NDArray[np.float32] = self.score_heads(batch)[:, 0]
         return score_B
+
+    def score_unpruned(self, batch: Batch) -> NDArray[np.float32]:
+        """Return what `score` would be with the rows of all keys; where pruning has a bound."""
+        assert self.unpruned is not None
+        with torch.no_grad():
+            embeddings_BE = self._embeddings(batch, None, self.unpruned.rows)
+        scores = self._served(batch, embeddings_BE).numpy().reshape(len(batch), -1)
+        return np.ascontiguousarray(scores[:, 0])
 
     def score_heads(self, batch: Batch) -> NDArray[np.float32]:
         """Return score_BH in (0, 1) of all ranks' parts, on every rank; nothing changes."""
@@ -401,6 +422,11 @@ class Learner:
         missing = 0
         loss = torch.zeros(())
         scores = torch.zeros(self._shape_of(len(ready.batch)))
+        own_BE, served = embeddings_BE, scores
+        if self.unpruned is not None:
+            assert ready.part is not None
+            served = self._served(ready.part, own_BE.detach())
+            embeddings_BE = self._embeddings(ready.part, None, self.unpruned.rows)
         if ready.part is not None:
             dense_BD, missing = self._dense(ready.part)
             inputs = dense_BD.to(self.device), embeddings_BE.to(self.device)
@@ -430,12 +456,28 @@ class Learner:
             loss, scores, missing = self._share(ready, loss, scores, missing)
         self._check_step(loss)
         self._step()
-        self.rows.step()
+        if self.unpruned is None:
+            self.rows.step()
+        else:
+            own_BE.grad = embeddings_BE.grad
+            without = self.unpruned.without_row(self.table_keys(ready.batch))
+            self.unpruned.rows.step()
+            self.rows.step()
+            self.unpruned.bring_new(without)
+            self.unpruned.add(ready.batch.label_B, scores.numpy(), served.numpy())
+            scores = served
         if self.correction is not None:
             labels = ready.batch.labels(self.run.model.outputs)
             self.correction.add(labels, scores.numpy(), ready.batch.weight_B)
             self._serve_correction()
         return Learned(scores.numpy(), missing)
+
+    def _served(self, part: Batch, embeddings_BE: Tensor) -> Tensor:
+        """Return scores of embeddings as they are served, [B] or [B, H]."""
+        with torch.no_grad(), evaluating(self.served):
+            dense_BD = self._dense(part)[0].to(self.device)
+            scores: Tensor = self.served(dense_BD, embeddings_BE.to(self.device))
+        return scores.cpu().reshape(self._shape_of(len(part)))
 
     def _corrected(self, logits: Tensor) -> Tensor:
         """Return logits as they are served."""
@@ -534,6 +576,8 @@ class Learner:
         kept = self._statistics is None or self._statistics.are_finite()
         if not (kept and bool((norms < _MAX_GRADIENT).all())):
             self.rows.drop_gradients()
+            if self.unpruned is not None:
+                self.unpruned.rows.drop_gradients()
             self.sync.undo()
             if self._statistics is not None:
                 self._statistics.restore()
@@ -565,7 +609,10 @@ class Learner:
         """
         if self.origin_ms is None:
             return
-        self.counters.flush(self.rows, self.origin_ms)
+        beside = None if self.unpruned is None else self.unpruned.rows
+        self.counters.flush(self.rows, self.origin_ms, beside)
+        if self.unpruned is not None:
+            self.unpruned.refresh()
         for module in self.net.modules():
             if isinstance(module, Columns):
                 module.set_now((now_ms - self.origin_ms) / 1000)

@@ -230,6 +230,23 @@ class Checkpointer:
                 waiting=b"" if self._image is None else self._image.waiting(t, bucket),
                 state=self._rows.store.bucket_state(t, bucket),
             )
+        yield from self._unpruned_copies()
+
+    def _unpruned_copies(self) -> Iterator[BucketCopy]:
+        """Yield all unpruned rows, where pruning has a bound: nothing else has them."""
+        unpruned = self._state.learner.unpruned
+        if unpruned is None:
+            return
+        rows = unpruned.rows
+        for t, table, bucket in rows.places():
+            yield BucketCopy(
+                table=table,
+                bucket=bucket,
+                records=b"",
+                waiting=rows.store.export_bucket(t, bucket),
+                state=rows.store.bucket_state(t, bucket),
+                is_unpruned=True,
+            )
 
     def _changed_copies(self) -> Iterator[BucketCopy]:
         """Yield the state of what changed since the base, as now, one bucket at a time."""
@@ -246,6 +263,7 @@ class Checkpointer:
                 state=at_keys(store.bucket_state(t, bucket), changed_N),
                 keys=key_N[changed_N],
             )
+        yield from self._unpruned_copies()
 
     def _increment(self, version: VersionId) -> Increment | None:
         """Return what an increment of a version rests on; None: all rows are to be written."""

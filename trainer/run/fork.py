@@ -85,7 +85,8 @@ def fork(state: RunState, origin: Fork) -> Forked:
 
     Raises:
         CheckpointError: There is no checkpoint, or its files are not what was written.
-        ConfigurationError: The memory of pruning cannot go along.
+        ConfigurationError: The memory of pruning cannot go along, or unpruned rows would lack
+            what was learned.
         TrainerError: A row's value does not fit its table's new dtype.
     """
     path = origin.publication.path
@@ -107,6 +108,12 @@ def carry_over(state: RunState, found: SavedCheckpoint, path: Path, *, keep_plac
         path: Its publication, for the log.
         keep_place: As of `Fork`.
     """
+    if state.learner.unpruned is not None:
+        raise ConfigurationError(
+            "prune: within needs rows of all keys, and what another run or model has learned lacks"
+            f" those that it pruned ({path}): begin without --fork, --warm-start and"
+            " --change-model, or give --prune-ratio"
+        )
     model = parsed(ModelConfig, found.checkpoint.config["model"])
     source = _Source(found, model, found.checkpoint.config)
     rows = source.carry_rows(state, keep_place=keep_place)

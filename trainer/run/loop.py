@@ -308,7 +308,7 @@ class Trainer:
     def figures(self) -> dict[str, Any]:
         """Return what all ranks hold and did, added up; all of them call it together."""
         mine = {
-            "pruning": self.state.rows.pruning(),
+            "pruning": self._pruning(),
             "store": self.state.rows.stats(),
             "rows": self.versions.publisher.stats.rows,
             "bytes": self.versions.publisher.stats.bytes,
@@ -323,6 +323,13 @@ class Trainer:
         added = added_up(every)
         published = self.versions.counters() | {name: added.pop(name) for name in ("rows", "bytes")}
         return {"ranks": len(every), "published": published, "plan": plan, **added}
+
+    def _pruning(self) -> dict[str, Any] | None:
+        """Return what pruning did, and what it costs where that is measured."""
+        unpruned, found = self.learner.unpruned, self.state.rows.pruning()
+        if unpruned is None or found is None:
+            return found
+        return found | {"within": unpruned.figures()}
 
     def _place(self) -> Place:
         """Return where the run is; called by the thread of the sign of life."""
@@ -604,6 +611,7 @@ class Trainer:
             window=self.steps.window.figures(),
             plan={} if self._planner is None else self._planner.record.figures(),
             hot=self.state.rows.hot_figures(),
+            pruning={} if self.learner.unpruned is None else self.learner.unpruned.figures(),
             background={
                 each.name: {"state": each.state, "failures": each.failures, "error": each.error}
                 for each in healths()

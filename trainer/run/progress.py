@@ -17,6 +17,8 @@ class Progress:
         plan: The stage and figures of a search for a plan (`PlanRecord.figures`); else empty.
         window: Figures of rows that are held for batches read ahead (`Window.figures`); else empty.
         hot: Figures of rows with a rank of their own (`HotRows.figures`); else empty.
+        pruning: Loss of AUC by pruning, and what follows from it (`PruneTwin.figures`), where it is
+            measured; else empty.
     """
 
     events: int
@@ -46,6 +48,7 @@ class Progress:
     window: dict[str, float] = dataclasses.field(default_factory=dict)
     plan: dict[str, Any] = dataclasses.field(default_factory=dict)
     hot: dict[str, int] = dataclasses.field(default_factory=dict)
+    pruning: dict[str, Any] = dataclasses.field(default_factory=dict)
     # The current day: Monitor.quality, by whose figures they are; Monitor.slices.
     quality: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     slices: dict[str, dict[str, dict[str, float]]] = dataclasses.field(default_factory=dict)

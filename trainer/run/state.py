@@ -16,7 +16,11 @@ from embertide.trainer.model.learner import Learner
 from embertide.trainer.model.own import check_fit
 from embertide.trainer.publish.folder import VersionId
 from embertide.trainer.publish.snapshot import Layout
-from embertide.trainer.run.checkpoint.checkpoint import Checkpoint, SavedCheckpoint
+from embertide.trainer.run.checkpoint.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    SavedCheckpoint,
+)
 from embertide.trainer.run.checkpoint.settings import changed_from_default, settings
 from embertide.trainer.sync import plan
 from embertide.trainer.sync.plan import Ownership
@@ -100,6 +104,7 @@ class RunState:
         Raises:
             HarmedCheckpointError: A file of it is not what was written.
             ConfigurationError: The net has other tensors.
+            CheckpointError: It lacks the unpruned rows that a bound needs.
         """
         saved = found.checkpoint
         check_fit(self.run.model, self.learner.net, saved.net)
@@ -107,6 +112,14 @@ class RunState:
         self.learner.transforms = found.transforms()
         self.learner.net.load_state_dict(saved.net)
         self.learner.is_fresh = False
+        if self.learner.unpruned is not None:
+            if saved.unpruned is None:
+                raise CheckpointError(
+                    f"the checkpoint of version {saved.version.number} has no unpruned rows, so"
+                    " prune.within cannot be measured: leave it out, or train in a new folder"
+                )
+            self.learner.unpruned.restore(saved.unpruned)
+            found.restore_unpruned(self.learner.unpruned.rows)
         self.learner.load_optimizer(saved.optimizer)
         if saved.config.get("sync", {}).get("strategy") == self.run.sync.strategy:
             self.learner.sync.restore(found.sync_states())
@@ -153,6 +166,7 @@ class RunState:
             plan=plan.text(self.run.model, self.rows.ownership),
             load=self._load(),
             sync=self.learner.sync.state(),
+            unpruned=None if self.learner.unpruned is None else self.learner.unpruned.state(),
         )
 
     def _load(self) -> list[list[int]]:

@@ -6,7 +6,8 @@ A checkpoint belongs to a snapshot of the same version and holds what serving ha
     PUB/checkpoints/NUMBER-LINEAGE/
       rows.safetensors      what learning knows of the rows: a safetensors file for each bucket
                             file of the snapshot, one after the other; each of many ranks writes one
-                            with its own buckets (rows-1.safetensors ...)
+                            with its own buckets (rows-1.safetensors ...); behind them the
+                            unpruned rows, where pruning has a bound, and their state
       dense.safetensors     net and optimizer
       scores.safetensors    the scores of the current day
       sync.safetensors      what the strategy of synchronisation keeps, if it does: one file a rank
@@ -45,6 +46,7 @@ from embertide.trainer.data.labels import DelayedLabelState
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import FinalError
 from embertide.trainer.eval.prequential import Prequential
+from embertide.trainer.model.unpruned import UnprunedState
 from embertide.trainer.publish.folder import (
     CHECKPOINT,
     MANIFEST,
@@ -95,6 +97,8 @@ _BEFORE: dict[str, Any] = {
     **{"journals": {}, "origin": {}},
 }
 _WAITING = "waiting"  # of a bucket
+_UNPRUNED = "unpruned"  # in checkpoint.json, and before the names of its arrays
+_OF_UNPRUNED = "unpruned/"  # before the table of a bucket of such rows: no table has such a name
 _KEYS = "key_N"  # of the rows whose state an increment has
 _INCREMENT = "increment"
 _JOIN = "join."  # of impressions that wait for labels, before the names of their arrays
@@ -155,6 +159,7 @@ class Checkpoint:
     waiting: DelayedLabelState | None = None  # impressions whose labels are to come, as of `done`
     # DenseSync.state of this rank; of a checkpoint that was read, `sync_states` has all ranks'.
     sync: dict[str, NDArray[Any]] = dataclasses.field(default_factory=dict)
+    unpruned: UnprunedState | None = None  # where pruning has a bound
 
 
 def _folder(publication: Publication, version: VersionId, *, increment: bool = False) -> Path:
@@ -246,11 +251,14 @@ class CheckpointWriter:
         state: "_store.BucketState",
         waiting: bytes = b"",
         keys: Keys | None = None,
+        *,
+        is_unpruned: bool = False,
     ) -> None:
         """Write the state of a bucket's trained rows, in key order.
 
         `waiting` are the records of those that the snapshot has otherwise, or not at all; `keys`
-        says which rows an increment has the state of.
+        says which rows an increment has the state of. A bucket that `is_unpruned` is
+        written whole: no snapshot has its records.
         """
         arrays: dict[str, NDArray[Any]] = dict(zip(_STATE, state, strict=True))
         if waiting:
@@ -258,7 +266,8 @@ class CheckpointWriter:
         if keys is not None:
             arrays[_KEYS] = keys
         data = safetensors.numpy.save(arrays)
-        place = {"table": table, "bucket": bucket, "at": self._rows.tell()}
+        name = f"{_OF_UNPRUNED}{table}" if is_unpruned else table
+        place = {"table": name, "bucket": bucket, "at": self._rows.tell()}
         if self._channel.rank:
             place["rank"] = self._channel.rank
         self._buckets.append({**place, "bytes": len(data), "sha256": _hash(data)})
@@ -303,6 +312,9 @@ class CheckpointWriter:
         waiting = checkpoint.waiting
         if waiting is not None:
             stream |= {f"{_JOIN}{name}": array for name, array in waiting.arrays.items()}
+        unpruned = checkpoint.unpruned
+        if unpruned is not None:
+            stream |= {f"{_UNPRUNED}.{name}": array for name, array in unpruned.arrays.items()}
         self._write(_STREAM, safetensors.numpy.save(stream))
         figures, arrays = checkpoint.prequential.state()
         of_heads, more = checkpoint.heads
@@ -323,6 +335,11 @@ class CheckpointWriter:
             "monitor": numbers,
             "manifest_sha256": _hash(manifest.encode()),
             **({} if self._increment is None else {_INCREMENT: self._increment.as_json()}),
+            **(
+                {}
+                if unpruned is None
+                else {_UNPRUNED: {"steps": unpruned.steps, "figures": unpruned.figures}}
+            ),
             "files": self._files,
             "buckets": self._buckets,
         }
@@ -435,7 +452,23 @@ class SavedCheckpoint:
             monitor=(body["monitor"], safetensors.numpy.load(self._read(_MONITOR)))
             if "monitor" in body
             else ({}, {}),
+            unpruned=_unpruned(body.get(_UNPRUNED), stream),
         )
+
+    def restore_unpruned(self, rows: EmbeddingStore) -> None:
+        """Bring the unpruned rows and their state into `rows`, which must hold none.
+
+        Raises:
+            HarmedCheckpointError: A file of it is not what was written.
+            CheckpointError: It cannot be read now.
+            StoreError: There is no room.
+        """
+        with contextlib.ExitStack() as stack:
+            files = _Files(stack)
+            for t, table, bucket in rows.places():
+                state, records = self._state(files, f"{_OF_UNPRUNED}{table.name}", bucket)
+                rows.store.import_records(t, bucket, records)
+                rows.store.set_bucket_state(t, bucket, state)
 
     def sync_states(self) -> list[dict[str, NDArray[Any]]]:
         """Return what `DenseSync.state` gave on each rank, by rank; empty: it kept nothing.
@@ -750,6 +783,19 @@ def _waiting(
         return None
     arrays = {name[len(_JOIN) :]: each for name, each in stream.items() if name.startswith(_JOIN)}
     return DelayedLabelState(arrays=arrays, counts=counts)
+
+
+def _unpruned(
+    found: Mapping[str, Any] | None, stream: Mapping[str, NDArray[Any]]
+) -> UnprunedState | None:
+    if found is None:
+        return None
+    begin = f"{_UNPRUNED}."
+    return UnprunedState(
+        steps=found["steps"],
+        figures=found["figures"],
+        arrays={n.removeprefix(begin): a for n, a in stream.items() if n.startswith(begin)},
+    )
 
 
 def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

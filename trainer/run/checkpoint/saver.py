@@ -87,6 +87,8 @@ class BucketCopy:
         state: State of the trained rows.
         waiting: Trained records that nodes hold otherwise or lack (`PublishedImage`).
         keys: For an increment, the keys of `state`; it has no records.
+        is_unpruned: Whether it is of the unpruned rows, whose records are `waiting`: no snapshot
+            has them.
     """
 
     table: _store.TableConfig
@@ -95,6 +97,7 @@ class BucketCopy:
     state: "_store.BucketState"
     waiting: bytes = b""
     keys: Keys | None = None
+    is_unpruned: bool = False
 
     @property
     def bytes(self) -> int:
@@ -320,7 +323,14 @@ class Saver:
         handover: _Handover,
     ) -> None:
         for copy in handover.take():
-            writer.add(copy.table.name, copy.bucket, copy.state, keys=copy.keys)
+            writer.add(
+                copy.table.name,
+                copy.bucket,
+                copy.state,
+                copy.waiting,
+                keys=copy.keys,
+                is_unpruned=copy.is_unpruned,
+            )
         manifest: str | None = None
         with self._channel.together():
             if self._channel.first:
@@ -350,8 +360,15 @@ class Saver:
     def _write_rows(self, job: SnapshotJob, writer: CheckpointWriter, handover: _Handover) -> None:
         def buckets() -> Iterator[tuple[_store.TableConfig, int, bytes]]:
             for copy in handover.take():
-                writer.add(copy.table.name, copy.bucket, copy.state, copy.waiting)
-                yield copy.table, copy.bucket, copy.records
+                writer.add(
+                    copy.table.name,
+                    copy.bucket,
+                    copy.state,
+                    copy.waiting,
+                    is_unpruned=copy.is_unpruned,
+                )
+                if not copy.is_unpruned:
+                    yield copy.table, copy.bucket, copy.records
 
         version = job.checkpoint.version
         if self._channel.first:
