@@ -14,7 +14,7 @@ def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--tables", type=int, default=200, help="of either kind, for `leaks`")
     parser.add_argument("--seeds", type=int, default=3, help="of each set of `priors`, and of news")
-    parser.add_argument("--news", type=Path, help="file of clicks, for `presets` and `fresh`")
+    parser.add_argument("--news", type=Path, help="file of clicks, for all but `leaks`, `priors`")
     parser.add_argument("--events", type=int, help="of that file, at most")
     return parser
 
@@ -25,7 +25,7 @@ if __name__ == "__main__":
         parts.main(
             "bench.learns",
             "Learning",
-            ("leaks", "priors", "presets", "fresh"),
+            ("leaks", "priors", "presets", "fresh", "prune"),
             __doc__,
             _options(),
             usual=("leaks", "priors"),
