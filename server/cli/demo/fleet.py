@@ -35,7 +35,7 @@ _SSD_BYTES = 8 << 30
 _LOAD_S = 60.0
 _HEARTBEAT_MS, _LONGEST_DEADLINE_MS = 100, 1000
 # Bytes of all rows move within so long, so that a move can be watched, and a proof has its answers.
-_MOVE_S = 12
+_MOVE_S = 20
 
 
 def _rows_budget(stream: Mapping[str, Any], nodes: int = 1) -> int:

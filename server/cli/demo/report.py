@@ -268,6 +268,7 @@ def _draw_latency(axes: "Axes", report: Mapping[str, Any]) -> None:
     axes.set_ylabel("ms a request")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")  # of less than a decade the major ones are too few
     axes.legend(loc="upper right", frameon=False, ncols=2)
 
 
