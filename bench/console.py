@@ -186,8 +186,14 @@ class Visitor:
         if form is not None:
             headers |= {"content-type": "application/x-www-form-urlencoded", "origin": self._origin}
         body = urllib.parse.urlencode(form) if form is not None else None
-        self._connection.request("POST" if form is not None else "GET", path, body, headers)
-        answer = self._connection.getresponse()
+        method = "POST" if form is not None else "GET"
+        try:
+            self._connection.request(method, path, body, headers)
+            answer = self._connection.getresponse()
+        except (http.client.RemoteDisconnected, BrokenPipeError):  # idle for too long
+            self._connection.close()
+            self._connection.request(method, path, body, headers)
+            answer = self._connection.getresponse()
         text = answer.read()
         if answer.status >= 400:
             raise RuntimeError(f"{path} answers {answer.status}: {text[:200]!r}")
