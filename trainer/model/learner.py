@@ -460,10 +460,10 @@ class Learner:
             self.rows.step()
         else:
             own_BE.grad = embeddings_BE.grad
-            without = self.unpruned.without_row(self.table_keys(ready.batch))
+            keys = self.unpruned.to_bring(self.table_keys(ready.batch))
             self.unpruned.rows.step()
             self.rows.step()
-            self.unpruned.bring_new(without)
+            self.unpruned.bring(keys)
             self.unpruned.add(ready.batch.label_B, scores.numpy(), served.numpy())
             scores = served
         if self.correction is not None:

@@ -42,7 +42,8 @@ GAIN, BACK = 0.025, 0.1
 at the soonest, more than a day of the news, and halves in 7."""
 
 AIM = 0.9
-"""Of the bound. As a stream goes on, the same ratio costs more, and what is measured is of late."""
+"""Share of the bound that is aimed at: as a stream goes on the same ratio costs more, and what is
+measured is of late."""
 
 LEAST_RATIO, MOST_RATIO = 0.9, 1000.0  # at 0.9 every key has a row, and room to spare
 

@@ -4,7 +4,8 @@ Net and unpruned rows learn as in a run without pruning, of the same seed, bit f
 own rows are those of them that pruning keeps, and what nodes serve with the same net:
 
 * They take the gradients that the unpruned rows take. So a row that was kept from its first step on
-  is the unpruned one, bit for bit, where the tables have one type.
+  is the unpruned one, bit for bit. Where rows are not of fp32, each is set to the unpruned one,
+  rounded once, after each of its steps.
 * A row that is made for a key, or made again, begins with what the unpruned row has learned, and so
   does a chunk that comes back. So the loss depends on the rows that are missing now, and not on
   those that once were.
@@ -85,7 +86,7 @@ class Unpruned:
     Attributes:
         rows: With a row of every key.
         bound: The loss, and the ratio that it leads to.
-        brought: Rows of the run that began with what an unpruned one had learned, since the start.
+        brought: How often a row of the run was set to the unpruned one, since the start.
     """
 
     def __init__(self, pruned: EmbeddingStore, rows: EmbeddingStore, run: RunConfig) -> None:
@@ -117,17 +118,23 @@ class Unpruned:
         if self.bound.add(label_B, first, other):
             self._pruned.prune_ratio = self.bound.ratio
 
-    def without_row(self, keys: TableKeys) -> dict[int, Keys]:
-        """Return which keys of a pass have no row in the run, by table; each once, ascending."""
+    def to_bring(self, keys: TableKeys) -> dict[int, Keys]:
+        """Return whose rows are to be brought after a step, by table; each once, ascending.
+
+        These are keys of the pass that have no row in the run before it; and all, if rows are of
+        another type: what a step rounds off would be lost, and the net knows the unpruned ones.
+        """
         found: dict[int, Keys] = {}
         for t in sorted({table for table, _ in keys}):
             key_N = np.unique(np.concatenate([each for table, each in keys if table == t]))
-            found[t] = key_N[~np.isin(key_N, self._with_row(t, key_N), assume_unique=True)]
+            if self._carriers[t].new.layout.dtype == "fp32":
+                key_N = key_N[~np.isin(key_N, self._with_row(t, key_N), assume_unique=True)]
+            found[t] = key_N
         return found
 
-    def bring_new(self, without: Mapping[int, Keys]) -> None:
-        """Bring what was learned into rows that a step has made for keys without one."""
-        for t, key_N in without.items():
+    def bring(self, keys: Mapping[int, Keys]) -> None:
+        """Have the rows of keys be as the unpruned ones, as far as a step has left them any."""
+        for t, key_N in keys.items():
             new_N = np.sort(self._with_row(t, key_N).view(np.uint64))
             if len(new_N):
                 self._bring(t, new_N)
