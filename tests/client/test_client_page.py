@@ -14,7 +14,7 @@ README = ROOT / "README.md"
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(examples) == 8
+    assert len(examples) == 9
     names: dict[str, Any] = {}
     try:
         for example in examples:
