@@ -234,6 +234,15 @@ def test_rows_that_are_served_are_the_unpruned_ones_bit_for_bit(bounded: Learner
     assert lacking > 0
 
 
+def test_a_row_that_loses_chunks_in_the_step_that_makes_it_is_brought_without_them() -> None:
+    prune = dataclasses.replace(PRUNE, first=(), every=1, least=1, counts_worth=0.0001)
+    learner = learned(Learner(dataclasses.replace(RUN, prune=prune)))
+    assert learner.rows.pruned is not None
+    assert learner.rows.passes > 50
+    assert learner.unpruned is not None
+    assert learner.unpruned.brought > 100
+
+
 def test_scores_are_those_of_the_rows_that_are_served() -> None:
     learner = learned(Learner(RUN))
     batch = next(with_columns(NEWS, RUN.model).batches(batch_size=64))

@@ -193,7 +193,12 @@ class Unpruned:
         there_N = _store.record_keys(carrier.old.layout, records)
         mine, state = self._pruned.store.export_rows(t, there_N)
         assert (there_N == _store.record_keys(carrier.new.layout, mine)).all()
-        self._pruned.store.put_rows(t, carrier.records(records), _as_learned(state, learned))
+        # A row may be made with some chunks alone: the others come once they are there.
+        live_N = None
+        if carrier.new.layout.chunks > 1:
+            live_N = _store.decode_records(carrier.new.layout, mine)[1]
+        brought = carrier.records(records, live_N)
+        self._pruned.store.put_rows(t, brought, _as_learned(state, learned))
         self.brought += len(there_N)
 
     def _bring_chunks(self, t: int) -> None:
