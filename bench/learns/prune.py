@@ -40,7 +40,7 @@ _CLAIM = "H.5"
 _BUDGET = 1 << 30  # of each store
 # (preset, its run, half-life of utilities as chosen on days 2 and 3, type of rows, least factor)
 _PRESETS: tuple[tuple[str, RunConfig, int, RowDtype, float], ...] = (
-    ("news", DLRM, 4000, "fp16", 8.0),
+    ("news", DLRM, 4000, "int8", 8.0),
     ("news-crossed", CROSSED, 500, "fp32", 15.0),
 )
 _LATER = (7, 9)
