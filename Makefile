@@ -252,7 +252,7 @@ bench-ranks: dev cpp build/.torchrec ## one run of many ranks: against TorchRec 
 	$(BIN)/python -m bench.ranks $(PARTS) $(if $(DATA),--data "$(DATA)")
 
 bench-rank: dev ## the dense net rewritten for one user and many candidates, beside the unrewritten, and in bf16; CRITEO=ads.parquet for what that costs of AUC; a quarter of an hour
-	$(BIN)/python -m bench.rank $(or $(PARTS),dense served bf16 $(if $(CRITEO),bf16-auc)) $(if $(CRITEO),--criteo "$(CRITEO)")
+	$(BIN)/python -m bench.rank $(or $(PARTS),dense merging served bf16 $(if $(CRITEO),bf16-auc)) $(if $(CRITEO),--criteo "$(CRITEO)")$(if $(PARTS),,; rank=$$?; $(BIN)/python -m bench.held rank && exit $$rank)
 
 bench-sync: dev cpp ## strategies of synchronisation: bytes, quality, cost, over a wire; PARTS="dct ranks agree wire virtual pods", NEWS=clicks.parquet, CRITEO=ads.parquet, KUBECONFIG=file
 	$(BIN)/python -m bench.sync $(or $(PARTS),dct ranks agree wire virtual $(if $(KUBECONFIG),pods)) --kubeconfig "$(KUBECONFIG)" $(if $(NEWS),--news "$(NEWS)") $(if $(CRITEO),--criteo "$(CRITEO)")

@@ -6,6 +6,7 @@ rest, and of planners: EMBERTIDE_CASES=200 sets how many small problems. `securi
 keeps strangers out: what TLS costs is a row of `bench.remote`. `edges` is what comes from outside:
 EMBERTIDE_TABLES sets how many tables are generated, EMBERTIDE_CALLS how many calls a restart meets.
 `front` is whether what held behind the stock front end holds behind ours, and still behind that.
+`rank` is of one user and many candidates: how fast they are is rows of `bench.rank`.
 `console` is of its pages, buttons and doors; its costs are rows of `bench.console` and `watched`.
 `sync` is of strategies of synchronisation: EMBERTIDE_KILLS=20 kills each asynchronous run so often.
 """
@@ -61,6 +62,26 @@ CLAIMS = {
         ("a full disk, a folder at a time", "e2e/test_full_disks.py", "test_", "A.8"),
         ("yesterday's folder, today's command", "trainer/test_going_on.py", "test_", "A.9"),
         ("messages say what to do next", "common/test_messages.py", "test_", "A.10"),
+    ),
+    "rank": (
+        (
+            "rules keep scores: nets, 2 to 40 operators",
+            "trainer/test_rewrite_rules.py",
+            "keep",
+            "F.2",
+        ),
+        ("alpha 1.05 finds what 1 misses", "trainer/test_rewrite_search.py", "slower", "F.2"),
+        ("programs, any users and candidates", "e2e/test_dense_plugin.py", "once_a_user", "F.2"),
+        (
+            "weights of fewer bits, or packed",
+            "e2e/test_dense_plugin.py",
+            "bf16 or packs or pack",
+            "F.3",
+        ),
+        ("served scores are the net's", "e2e/test_net_serving.py", "scores", "F.5"),
+        ("one user's candidates over two nodes", "e2e/test_made_columns.py", "candidates", "F.5"),
+        ("a bad request costs itself alone", "e2e/test_transforms_serving.py", "context", "F.7"),
+        ("... as clients and nodes read it", "client/test_contexts.py", "test_", "F.7"),
     ),
     "console": (
         ("Chromium: pages, axe-core, no other host", "e2e/test_console_browser.py", "test_", "G.1"),

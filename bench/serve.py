@@ -42,7 +42,7 @@ _SMALL_SAMPLES = 4096
 # The window of one repetition: perf_analyzer runs three of them, and its start costs as much again.
 _WINDOW_MS = 300
 _PILOT_WINDOW_MS = 150
-_CLAIM = "23.4"
+_CLAIM, _CLAIM_OF_AOTI = "23.4", "F.3"
 _PEER_NAMES: dict[Side, str] = {
     "python": "Triton Python backend, torch",
     "aoti": "AOTInductor with EmbeddingBag",
@@ -72,11 +72,12 @@ class Case:
         return f"{self.kind} {form}{keys_a_feature}, batch {self.batch}"
 
 
-# Issue 23 sets them for two cores with AVX2 and for four with AVX-512, in this order.
+# Issue 23 sets them for two cores with AVX2 and for four with AVX-512, in this order; issue F those
+# beside AOTInductor.
 _CRITEO: tuple[tuple[Kind, int, Targets], ...] = (
     ("ranking", 1, {"python": (2.8, 3.6), "aoti": (1.0, 1.0)}),
-    ("ranking", 64, {"python": (1.8, 2.4), "aoti": (1.0, 1.0)}),
-    ("ranking", 256, {"python": (1.4, 1.7), "aoti": (1.0, 1.0)}),
+    ("ranking", 64, {"python": (1.8, 2.4), "aoti": (1.05, 1.05)}),
+    ("ranking", 256, {"python": (1.4, 1.7), "aoti": (1.05, 1.05)}),
     ("lookup", 1, {"python": (2.9, 2.8), "fill": (0.9, 0.9)}),
     ("lookup", 64, {"python": (2.4, 2.3), "fill": (0.75, 0.8)}),
     ("lookup", 256, {"python": (2.0, 1.9), "fill": (0.7, 0.7)}),
@@ -251,14 +252,15 @@ def rows_of(
     for variant, peer in zip(sides[1:], series[1:], strict=True):
         name = f"{_PEER_NAMES[variant.side]} ({variant.label}; ours {sides[0].label})"
         target = case.target(variant.side, avx512=avx512)
+        claim = _CLAIM_OF_AOTI if variant.side == "aoti" else _CLAIM
         rows.append(
             perf.compare_throughput(
-                case_name, ours, peer, peer_name=name, target=target, claim=_CLAIM
+                case_name, ours, peer, peer_name=name, target=target, claim=claim
             )
         )
         if variant.side != "fill":
             rows.append(
-                perf.compare_p99(case_name, ours, peer, peer_name=name, target=1.0, claim=_CLAIM)
+                perf.compare_p99(case_name, ours, peer, peer_name=name, target=1.0, claim=claim)
             )
     return rows
 

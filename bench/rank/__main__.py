@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from bench import parts, report
-from bench.rank import bf16, bf16_served, dense, histories, served
+from bench.rank import bf16, bf16_served, dense, histories, merging, served
 from bench.servers import BUILD, BenchError
 
 
@@ -34,6 +34,7 @@ if __name__ == "__main__":
             "Ranking",
             {
                 "dense": lambda given: dense.rows(given.candidates, given.repetitions, given.costs),
+                "merging": lambda given: merging.rows(given.repetitions, given.costs),
                 "served": lambda given: served.rows(given.candidates, given.repetitions),
                 "histories": lambda given: histories.rows(given.candidates, given.repetitions),
                 "bf16": lambda given: bf16_served.rows(given.repetitions),

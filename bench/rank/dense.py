@@ -1,8 +1,8 @@
 """The dense program alone: rewritten for one user and many candidates, beside the unrewritten.
 
-Both are compiled by AOTInductor for one thread, and run in turn in one process. The unrewritten is
-what nodes run today: the user's columns are repeated for each candidate before it, which is not
-counted.
+Both are compiled by AOTInductor for one thread, with oneDNN's products, and run in turn in one
+process. The rewritten is what a node runs for one user, which may be the program for any users. The
+unrewritten is given the user's columns repeated for each candidate, which is not counted.
 
 Shapes: B candidates.
 """
@@ -19,13 +19,15 @@ from torch import Tensor, nn
 from bench import report
 from bench.rank.production import production
 from embertide.trainer.config import ModelConfig
+from embertide.trainer.model import products
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.export import named_tensors, private_compiler
 from embertide.trainer.model.quiet import quiet_torch
 from embertide.trainer.model.rewrite import programs, reading
 from embertide.trainer.model.rewrite.check import Check
-from embertide.trainer.model.rewrite.costs import MeasuredCosts
+from embertide.trainer.model.rewrite.costs import MeasuredCosts, graph_cost
+from embertide.trainer.model.rewrite.package import of_one_user
 from embertide.trainer.model.rewrite.reading import Contexts
 from embertide.trainer.model.rewrite.search import Found, search
 from embertide.trainer.presets import PRESETS
@@ -66,15 +68,21 @@ def cases() -> tuple[Case, ...]:
     )
 
 
-def _compiled(program: torch.export.ExportedProgram, folder: Path, name: str) -> Any:
+def compiled(
+    program: torch.export.ExportedProgram, folder: Path, name: str, **more: Any
+) -> Callable[..., Any]:
+    """Return a program of AOTInductor for one thread; `more` are settings of the compiler."""
     inductor: Any = torch._inductor
-    settings = {"cpp.threads": 1, "cpp.march": "x86-64-v3", "cpp.simdlen": 256}
+    settings = {"cpp.threads": 1, "cpp.march": "x86-64-v3", "cpp.simdlen": 256, **more}
     path = str(folder / f"{name}.pt2")
-    inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=settings)
-    return inductor.aoti_load_package(path)
+    with products.compiled():
+        inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=settings)
+    loaded: Callable[..., Any] = inductor.aoti_load_package(path)
+    return loaded
 
 
-def _us(work: Callable[[], object]) -> float:
+def microseconds(work: Callable[[], object]) -> float:
+    """Return the time of a call, of some tenths of a second."""
     once = report.seconds(work)
     count = max(1, int(_RUNS_S / max(once, 1e-6)))
     return report.seconds(lambda: [work() for _ in range(count)]) / count * 1e6
@@ -124,15 +132,20 @@ def _rows(
     net = Probability(build_net(case.config)).eval()
     known = MeasuredCosts(costs, candidates=candidates)
     program, found = rewritten(case, net, known)
-    known.save()
     tensors = named_tensors(net)
-    run = programs.exported_run(found.graph, case.contexts, tensors)
+    graph, cost_us, one_user = found.graph, found.cost_us, False
+    for_one = of_one_user(found.graph, case.contexts, tensors, known)
+    if for_one is not None and candidates >= for_one.first:
+        own = known.of_one_user(candidates, own_program=True)
+        graph, cost_us, one_user = for_one.graph, graph_cost(for_one.graph, own), True
+    known.save()
+    run = programs.exported_run(graph, case.contexts, tensors, one_user=one_user)
     name = f"{case.name}-{candidates}"
-    before = _compiled(program, folder, f"{name}-before")
-    after = _compiled(run, folder, f"{name}-after")
+    before = compiled(products.of(program), folder, f"{name}-before")
+    after = compiled(products.of(run, programs.CANDIDATES_INPUT), folder, f"{name}-after")
     whole, split = _inputs(case.contexts, candidates)
     weights = tuple(tensors.values())
-    taken = programs.tensors_for_run(programs.tensors_of(found.graph), tensors)
+    taken = programs.tensors_for_run(programs.tensors_of(graph), tensors)
     with torch.no_grad():
         scores, now = before(*whole, *weights), after(*split, *taken)
         scores, now = (
@@ -141,8 +154,8 @@ def _rows(
         off = float((scores - now).abs().max() / scores.abs().max())
         ours, peer = [], []
         for _ in range(repetitions):
-            peer.append(_us(lambda: before(*whole, *weights)))
-            ours.append(_us(lambda: after(*split, *taken)))
+            peer.append(microseconds(lambda: before(*whole, *weights)))
+            ours.append(microseconds(lambda: after(*split, *taken)))
     title = f"{case.name}, {candidates} candidates"
     yield report.compare(
         (title, "dense program", "us"),
@@ -155,7 +168,7 @@ def _rows(
     )
     yield report.compare(
         (title, "cost by operators", "us"),
-        [found.cost_us],
+        [cost_us],
         [found.before_us],
         peer_name="unrewritten",
         better="lower",

@@ -17,7 +17,7 @@ class Progress:
         plan: The stage and figures of a search for a plan (`PlanRecord.figures`); else empty.
         window: Figures of rows that are held for batches read ahead (`Window.figures`); else empty.
         hot: Figures of rows with a rank of their own (`HotRows.figures`); else empty.
-        pruning: Loss of AUC by pruning, and what follows from it (`PruneTwin.figures`), where it is
+        pruning: Loss of AUC by pruning, and what follows from it (`Unpruned.figures`), where it is
             measured; else empty.
     """
 

@@ -81,7 +81,7 @@ def context_programs(
         return None
     known = MeasuredCosts(costs, candidates=CANDIDATES)
     found = search(graph, known, Check(graph, contexts, tensors).same).graph
-    for_one = _of_one_user(found, contexts, tensors, known)
+    for_one = of_one_user(found, contexts, tensors, known)
     known.save()
     taken = programs.tensors_of(found, *([for_one.graph] if for_one else []))
     run = {CONTEXT: programs.exported_run(found, contexts, tensors, taken=taken)}
@@ -119,7 +119,7 @@ def context_programs(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _ForOneUser:
+class ForOneUser:
     """A graph for programs of one user.
 
     Attributes:
@@ -130,9 +130,9 @@ class _ForOneUser:
     first: int
 
 
-def _of_one_user(
+def of_one_user(
     graph: Graph, contexts: Contexts, tensors: Mapping[str, Tensor], known: MeasuredCosts
-) -> _ForOneUser | None:
+) -> ForOneUser | None:
     """Look further from a graph for any users; None: one user's would gain nothing."""
     if not any(map(programs.multiplies_gathered, graph.values)):
         return None
@@ -145,7 +145,7 @@ def _of_one_user(
     for candidates in _CANDIDATES_OF_ONE_USER:
         before = graph_cost(graph, cost(candidates, own=False))
         if graph_cost(found, cost(candidates, own=True)) < before:
-            return _ForOneUser(graph=found, first=candidates)
+            return ForOneUser(graph=found, first=candidates)
     return None
 
 
