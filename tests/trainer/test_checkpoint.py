@@ -161,12 +161,12 @@ class Held:
         real = CheckpointWriter.add
         held = self
 
-        def add(writer: Any, *args: Any) -> None:
+        def add(writer: Any, *args: Any, **more: Any) -> None:
             held._left -= 1
             if held._left == 0:
                 held.reached.set()
                 assert held.released.wait(10)
-            real(writer, *args)
+            real(writer, *args, **more)
 
         patch.setattr(CheckpointWriter, "add", add)
 
@@ -235,9 +235,9 @@ def test_copies_that_wait_never_exceed_their_bound(
     real = CheckpointWriter.add
     copied: list[int] = []
 
-    def add(writer: Any, *args: Any) -> None:
+    def add(writer: Any, *args: Any, **more: Any) -> None:
         nonlocal written, most
-        real(writer, *args)
+        real(writer, *args, **more)
         # A copy that is made and not handed over yet is the one that waits for room.
         most = max(most, sum(copied[:-1]) - sum(sizes[:written]))
         written += 1
@@ -280,7 +280,7 @@ def test_rows_that_cannot_be_copied_leave_no_snapshot(
 def test_a_writer_that_fails_while_training_waits_for_room_wakes_it(
     publication: Publication, learned: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: Any) -> None:
+    def fail(*args: Any, **more: Any) -> None:
         raise OSError("the drive is gone")
 
     monkeypatch.setattr(CheckpointWriter, "add", fail)
