@@ -94,4 +94,14 @@ Result<std::string> ReadProvedFile(const std::string& path, uint64_t bytes, uint
   return text;
 }
 
+Result<std::unique_ptr<HeldFile>> HeldFile::Open(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return FileFailed(path);
+  return std::unique_ptr<HeldFile>(new HeldFile(fd));
+}
+
+HeldFile::~HeldFile() { close(fd_); }
+
+std::string HeldFile::path() const { return "/proc/self/fd/" + std::to_string(fd_); }
+
 }  // namespace embertide

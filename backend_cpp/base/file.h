@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -29,5 +30,22 @@ Result<std::string> ReadWholeFile(const std::string& path, size_t max_bytes);
 // As ReadWholeFile; kCorrupt, naming the path and what differs, unless the file has this length and
 // this CRC32C.
 Result<std::string> ReadProvedFile(const std::string& path, uint64_t bytes, uint32_t crc32c);
+
+// A file that stays readable when its name is gone, by another path. Not copied; thread-safe.
+class HeldFile {
+ public:
+  // FileFailed if it cannot be opened.
+  static Result<std::unique_ptr<HeldFile>> Open(const std::string& path);
+  ~HeldFile();
+  HeldFile(const HeldFile&) = delete;
+  HeldFile& operator=(const HeldFile&) = delete;
+
+  // Of this process alone, and while this lives.
+  std::string path() const;
+
+ private:
+  explicit HeldFile(int fd) : fd_(fd) {}
+  const int fd_;
+};
 
 }  // namespace embertide

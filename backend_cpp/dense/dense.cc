@@ -83,9 +83,10 @@ Status CheckCpu(const std::string& baseline) {
 }
 
 Result<std::unique_ptr<DenseProgram>> DenseProgram::Open(const std::string& plugin_path,
-                                                         const std::string& package) {
+                                                         const std::string& package,
+                                                         const std::string& name) {
   if (access(package.c_str(), R_OK) != 0) {
-    return Status(Code::kNotFound, "dense program " + package + " cannot be read");
+    return Status(Code::kNotFound, "dense program " + name + " cannot be read");
   }
   const Result<const EmbertideDensePlugin*> plugin = LoadPlugin(plugin_path);
   if (!plugin.ok()) return plugin.status();
@@ -96,7 +97,7 @@ Result<std::unique_ptr<DenseProgram>> DenseProgram::Open(const std::string& plug
   const int result = program->plugin_->open(package.c_str(), &program->program_, &shape,
                                             error.data(), error.size());
   if (result != EMBERTIDE_DENSE_OK) {
-    return Status(CodeOf(result, Code::kCorrupt), package + ": " + error.data());
+    return Status(CodeOf(result, Code::kCorrupt), name + ": " + error.data());
   }
   program->dense_features_ = shape.dense_features;
   program->embedding_dim_ = shape.embedding_dim;

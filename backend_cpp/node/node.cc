@@ -444,6 +444,10 @@ Status Node::LoadDense() {
   if (!file.ok()) return file.status();
   EMBERTIDE_RETURN_IF_ERROR(CheckCpu(manifest().dense_cpu));
   program_path_ = options().snapshot + "/" + file.value().path;
+  // Instances open it later, when the snapshot may have been removed for newer ones.
+  Result<std::unique_ptr<HeldFile>> held = HeldFile::Open(program_path_);
+  if (!held.ok()) return held.status();
+  program_file_ = std::move(*held);
   const auto proved = ReadProvedFile(program_path_, file.value().bytes, file.value().crc32c);
   if (!proved.ok()) return proved.status();
   Result<std::unique_ptr<DenseProgram>> program = OpenProgram();
@@ -490,7 +494,7 @@ Status Node::LoadTransforms() {
 }
 
 Result<std::unique_ptr<DenseProgram>> Node::OpenProgram() const {
-  return DenseProgram::Open(options().dense_plugin, program_path_);
+  return DenseProgram::Open(options().dense_plugin, program_file_->path(), program_path_);
 }
 
 Result<std::shared_ptr<const DenseWeights>> Node::LoadWeights(

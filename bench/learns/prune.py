@@ -41,7 +41,7 @@ _BUDGET = 1 << 30  # of each store
 # (preset, its run, half-life of utilities as chosen on days 2 and 3, type of rows, least factor)
 _PRESETS: tuple[tuple[str, RunConfig, int, RowDtype, float], ...] = (
     ("news", DLRM, 4000, "int8", 8.0),
-    ("news-crossed", CROSSED, 500, "fp32", 15.0),
+    ("news-crossed", CROSSED, 500, "int8", 15.0),
 )
 _LATER = (7, 9)
 _DRIFTING = NewsConfig(hours=96, views_per_hour=20_000, users=20_000)

@@ -330,6 +330,18 @@ def test_a_package_that_packs_what_it_has_not_is_refused(
     assert f'says "{name}" of a tensor beyond its' in error.value.decode()
 
 
+def test_a_package_whose_name_is_gone_is_opened_by_a_file_that_is_held(
+    plugin: Any, tmp_path: Path
+) -> None:
+    net, path = Layers(1).eval(), tmp_path / "net.pt2"
+    export_dense(net, path, dense_features=2, embedding_dim=4, cache=CACHE)
+    inputs = torch.rand(3, 2), torch.rand(3, 4)
+    with path.open("rb") as held, torch.no_grad():
+        path.unlink()
+        scores = _scores(plugin, Path(f"/proc/self/fd/{held.fileno()}"), net, inputs)
+        assert torch.allclose(scores, net(*inputs), atol=1e-6)
+
+
 def test_programs_opened_at_once_keep_their_own_descriptions(plugin: Any, tmp_path: Path) -> None:
     wanted = {}
     for count in (1, 3):

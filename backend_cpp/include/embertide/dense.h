@@ -67,11 +67,13 @@ struct DenseContexts {
 // The program. Run may be called by one thread at a time: each Triton instance opens its own.
 class DenseProgram {
  public:
-  // Opens `package`, a .pt2 file, with the plugin at `plugin`. kNotFound: no such file.
-  // kRejected: the package lacks the description that `export-dense` writes. kCorrupt: torch
-  // refused it. kDeviceError: the plugin cannot be loaded (the message has the loader's reason).
+  // Opens `package`, a .pt2 file that errors call `name`, with the plugin at `plugin`. kNotFound:
+  // no such file. kRejected: the package lacks the description that `export-dense` writes.
+  // kCorrupt: torch refused it. kDeviceError: the plugin cannot be loaded (the message has the
+  // loader's reason).
   static Result<std::unique_ptr<DenseProgram>> Open(const std::string& plugin,
-                                                    const std::string& package);
+                                                    const std::string& package,
+                                                    const std::string& name);
   ~DenseProgram();
   DenseProgram(const DenseProgram&) = delete;
   DenseProgram& operator=(const DenseProgram&) = delete;

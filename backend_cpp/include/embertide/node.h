@@ -111,6 +111,7 @@ class KeySample;
 class LatencyMeter;
 class LoadMeter;
 class FormerLayouts;
+class HeldFile;
 class MadeColumns;
 class Mender;
 class NodeState;
@@ -323,7 +324,8 @@ class Node {
   std::unique_ptr<const FormerLayouts> former_layouts_;
   uint32_t total_dim_ = 0;
   std::string program_path_;
-  std::unique_ptr<DenseProgram> program_;  // proves weights; runs nothing
+  std::unique_ptr<HeldFile> program_file_;  // the same, for as long as instances may open it
+  std::unique_ptr<DenseProgram> program_;   // proves weights; runs nothing
   std::unique_ptr<ServedBf16> served_bf16_;
   std::optional<Transforms> transforms_;
   std::unique_ptr<NodeState> state_;                     // all that follows uses it
