@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bench import report
 from bench.rank.production import production
 from embertide.trainer.config import ModelConfig
-from embertide.trainer.model import products
+from embertide.trainer.model import one_sample, products
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.export import named_tensors, private_compiler
@@ -142,7 +142,9 @@ def _rows(
     run = programs.exported_run(graph, case.contexts, tensors, one_user=one_user)
     name = f"{case.name}-{candidates}"
     before = compiled(products.of(program), folder, f"{name}-before")
-    after = compiled(products.of(run, programs.CANDIDATES_INPUT), folder, f"{name}-after")
+    more = one_sample.SETTINGS if one_user else {}
+    made = products.of(run, programs.CANDIDATES_INPUT)
+    after = compiled(made, folder, f"{name}-after", **more)
     whole, split = _inputs(case.contexts, candidates)
     weights = tuple(tensors.values())
     taken = programs.tensors_for_run(programs.tensors_of(graph), tensors)
