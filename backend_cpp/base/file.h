@@ -40,7 +40,7 @@ class HeldFile {
   HeldFile(const HeldFile&) = delete;
   HeldFile& operator=(const HeldFile&) = delete;
 
-  // Of this process alone, and while this lives.
+  // Another name of it, which this process alone has, while this lives.
   std::string path() const;
 
  private:
