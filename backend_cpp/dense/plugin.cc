@@ -93,6 +93,33 @@ std::vector<size_t> PlacesOf(const embertide::Json& json, const char* name, size
   return places;
 }
 
+// A version's tensors as the programs of a `BySize` take them; what is alike shares its memory.
+struct Forms {
+  std::vector<at::Tensor> plain;
+  std::vector<at::Tensor> packed;  // for many rows
+  std::vector<at::Tensor> bf16;    // empty: the program in bf16 is not run
+};
+
+// A program to run, and the tensors that it takes.
+struct Chosen {
+  Loader& program;
+  const std::vector<at::Tensor>& tensors;
+  bool in_bf16 = false;
+};
+
+// The tensors with some of them of a type and packed for oneDNN, which a product would do each
+// time.
+std::vector<at::Tensor> Packed(std::vector<at::Tensor> tensors, const std::vector<size_t>& places,
+                               at::ScalarType type = at::kFloat) {
+  static const auto pack = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("mkldnn::_reorder_linear_weight", "")
+                               .typed<at::Tensor(const at::Tensor&, std::optional<int64_t>)>();
+  for (const size_t at : places) {
+    tensors[at] = pack.call(tensors[at].to(type), kPackedRows);
+  }
+  return tensors;
+}
+
 // A program, and some that are faster for many rows.
 class BySize {
  public:
@@ -112,12 +139,19 @@ class BySize {
     in_bf16_.emplace(package, name);
   }
   Loader& any() { return few_; }
-  Loader& Of(int64_t rows) { return many_ && rows >= first_ ? *many_ : few_; }
-  // The program in bf16, if so many rows gain by it; else null.
-  Loader* InBf16(int64_t rows) { return in_bf16_ && rows >= first_in_bf16_ ? &*in_bf16_ : nullptr; }
-  const std::vector<size_t>& bf16_weights() const { return bf16_weights_; }
-  const std::vector<size_t>& packed() const { return packed_; }
-  bool HasMany(int64_t rows) const { return many_ && rows >= first_; }
+  // Packs what the programs take packed; `bf16`: for the one in bf16, too, if there is one.
+  void Pack(bool bf16, Forms* forms) const {
+    forms->packed = Packed(forms->plain, packed_);
+    if (bf16) forms->bf16 = Packed(forms->plain, bf16_weights_, at::kBFloat16);
+  }
+  // The program that is fastest for so many rows, of those that the forms are there for.
+  Chosen For(int64_t rows, const Forms& forms) {
+    if (in_bf16_ && !forms.bf16.empty() && rows >= first_in_bf16_) {
+      return {*in_bf16_, forms.bf16, true};
+    }
+    if (many_ && rows >= first_) return {*many_, forms.packed};
+    return {few_, forms.plain};
+  }
 
  private:
   Loader few_;
@@ -156,15 +190,9 @@ struct EmbertideDenseProgram {
 };
 
 struct EmbertideDenseWeights {
-  std::vector<at::Tensor> tensors;
-  std::vector<at::Tensor> of_contexts;  // direct ones, then the prepared
-  // The same with some of them packed: for many samples, and for those of one user.
-  std::vector<at::Tensor> tensors_packed;
-  std::vector<at::Tensor> of_contexts_packed;
-  std::vector<at::Tensor> of_one_user;
-  // The same as the programs in bf16 take them; empty: these are not run.
-  std::vector<at::Tensor> tensors_bf16;
-  std::vector<at::Tensor> of_contexts_bf16;
+  Forms tensors;
+  Forms of_contexts;                    // direct ones, then the prepared
+  std::vector<at::Tensor> of_one_user;  // the same, packed for that program
 };
 
 namespace {
@@ -306,49 +334,21 @@ at::Tensor Copy(const EmbertideDenseTensor& tensor) {
 
 // Computes the tensors that the program for contexts takes beside a version's own.
 void PrepareContexts(const ContextPrograms& contexts, EmbertideDenseWeights* weights) {
-  for (const size_t at : contexts.direct) weights->of_contexts.push_back(weights->tensors[at]);
+  for (const size_t at : contexts.direct)
+    weights->of_contexts.plain.push_back(weights->tensors.plain[at]);
   if (!contexts.prepare) return;
   const std::lock_guard lock(contexts.preparing);
   UseThisThreadAlone();
   const std::vector<at::Tensor> prepared =
-      contexts.prepare->boxed_run(std::vector<at::Tensor>(weights->tensors));
+      contexts.prepare->boxed_run(std::vector<at::Tensor>(weights->tensors.plain));
   const bool as_said =
       std::ranges::equal(prepared, contexts.prepared, [](const at::Tensor& is, const auto& said) {
         return is.sizes().vec() == said && is.scalar_type() == at::kFloat;
       });
   if (!as_said) throw Rejected("the program that prepares tensors gives others than it says");
   // Each is copied: an output may share the memory of an input.
-  for (const at::Tensor& each : prepared) weights->of_contexts.push_back(each.contiguous().clone());
-}
-
-// The tensors with some of them of a type and packed for oneDNN, which a product would do each
-// time.
-std::vector<at::Tensor> Packed(std::vector<at::Tensor> tensors, const std::vector<size_t>& places,
-                               at::ScalarType type = at::kFloat) {
-  static const auto pack = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("mkldnn::_reorder_linear_weight", "")
-                               .typed<at::Tensor(const at::Tensor&, std::optional<int64_t>)>();
-  for (const size_t at : places) {
-    tensors[at] = pack.call(tensors[at].to(type), kPackedRows);
-  }
-  return tensors;
-}
-
-// Makes of a version's tensors what each program takes; those that are alike share their memory.
-void PackTensors(const EmbertideDenseProgram& program, bool bf16, EmbertideDenseWeights* weights) {
-  UseThisThreadAlone();
-  weights->tensors_packed = Packed(weights->tensors, program.program.packed());
-  if (bf16) {
-    weights->tensors_bf16 = Packed(weights->tensors, program.program.bf16_weights(), at::kBFloat16);
-  }
-  if (program.contexts == nullptr) return;
-  const ContextPrograms& contexts = *program.contexts;
-  weights->of_contexts_packed = Packed(weights->of_contexts, contexts.run.packed());
-  weights->of_one_user = Packed(weights->of_contexts, contexts.one_user_packed);
-  if (bf16) {
-    weights->of_contexts_bf16 =
-        Packed(weights->of_contexts, contexts.run.bf16_weights(), at::kBFloat16);
-  }
+  for (const at::Tensor& each : prepared)
+    weights->of_contexts.plain.push_back(each.contiguous().clone());
 }
 
 int Load(const EmbertideDenseProgram* program, const EmbertideDenseTensor* tensors, size_t count,
@@ -371,10 +371,15 @@ int Load(const EmbertideDenseProgram* program, const EmbertideDenseTensor* tenso
         throw Rejected("parameter \"" + want.name + "\" has shape " + ShapeText(shape) +
                        ", the program wants " + ShapeText(want.shape));
       }
-      weights->tensors.push_back(Copy(*found));
+      weights->tensors.plain.push_back(Copy(*found));
     }
     if (program->contexts != nullptr) PrepareContexts(*program->contexts, weights.get());
-    PackTensors(*program, bf16 != 0, weights.get());
+    UseThisThreadAlone();
+    program->program.Pack(bf16 != 0, &weights->tensors);
+    if (program->contexts != nullptr) {
+      program->contexts->run.Pack(bf16 != 0, &weights->of_contexts);
+      weights->of_one_user = Packed(weights->of_contexts.plain, program->contexts->one_user_packed);
+    }
     *out = weights.release();
   });
 }
@@ -403,21 +408,18 @@ int Run(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights, in
     UseThisThreadAlone();
     const c10::InferenceMode inference;
     std::vector<at::Tensor> inputs;
-    inputs.reserve(2 + weights->tensors.size());
+    inputs.reserve(2 + weights->tensors.plain.size());
     const auto view = [&](const float* data, uint32_t columns) {
       return at::from_blob(const_cast<float*>(data), {batch, static_cast<int64_t>(columns)},
                            at::kFloat);
     };
     inputs.push_back(view(dense, program->shape.dense_features));
     inputs.push_back(view(embeddings, program->shape.embedding_dim));
-    Loader* in_bf16 = weights->tensors_bf16.empty() ? nullptr : program->program.InBf16(batch);
-    const bool alone = batch == 1 && program->one_sample;
-    const auto& fp32 =
-        !alone && program->program.HasMany(batch) ? weights->tensors_packed : weights->tensors;
-    const auto& taken = in_bf16 != nullptr ? weights->tensors_bf16 : fp32;
+    const Chosen chosen = program->program.For(batch, weights->tensors);
+    const bool alone = batch == 1 && program->one_sample && !chosen.in_bf16;
+    const auto& taken = alone ? weights->tensors.plain : chosen.tensors;
     inputs.insert(inputs.end(), taken.begin(), taken.end());
-    Loader& in_fp32 = alone ? *program->one_sample : program->program.Of(batch);
-    Loader& runs = in_bf16 != nullptr ? *in_bf16 : in_fp32;
+    Loader& runs = alone ? *program->one_sample : chosen.program;
     TakeScores(runs.boxed_run(std::move(inputs)), program->shape.heads, batch, scores);
   });
 }
@@ -462,17 +464,13 @@ int RunContexts(EmbertideDenseProgram* program, const EmbertideDenseWeights* wei
     ContextPrograms& contexts = *program->contexts;
     const uint32_t heads = program->shape.heads;
     const int64_t candidates = request->candidates;
-    Loader* in_bf16 = weights->of_contexts_bf16.empty() ? nullptr : contexts.run.InBf16(candidates);
-    const bool apart = in_bf16 == nullptr && contexts.one_user &&
+    const Chosen chosen = contexts.run.For(candidates, weights->of_contexts);
+    const bool apart = !chosen.in_bf16 && contexts.one_user &&
                        candidates >= contexts.one_user_from * request->users;
     if (!apart) {
-      const auto& fp32 =
-          contexts.run.HasMany(candidates) ? weights->of_contexts_packed : weights->of_contexts;
-      const auto& taken = in_bf16 != nullptr ? weights->of_contexts_bf16 : fp32;
-      Loader& runs = in_bf16 != nullptr ? *in_bf16 : contexts.run.Of(candidates);
       const ContextRows all{.users = request->users, .candidates = candidates};
-      TakeScores(runs.boxed_run(ContextInputs(contexts, *request, all, taken)), heads, candidates,
-                 scores);
+      auto inputs = ContextInputs(contexts, *request, all, chosen.tensors);
+      TakeScores(chosen.program.boxed_run(std::move(inputs)), heads, candidates, scores);
       return;
     }
     std::vector<float*> into(scores, scores + heads);
