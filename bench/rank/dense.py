@@ -23,6 +23,7 @@ from embertide.trainer.model import one_sample, products
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.export import named_tensors, private_compiler
+from embertide.trainer.model.one_thread import one_thread
 from embertide.trainer.model.quiet import quiet_torch
 from embertide.trainer.model.rewrite import programs, reading
 from embertide.trainer.model.rewrite.check import Check
@@ -114,15 +115,10 @@ def rewritten(case: Case, net: nn.Module, costs: MeasuredCosts) -> tuple[Any, Fo
 def rows(candidates: Sequence[int], repetitions: int, costs: Path) -> Iterator[report.Row]:
     """Measure each model at each number of candidates."""
     private_compiler()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with quiet_torch(), tempfile.TemporaryDirectory() as folder:
-            for case in cases():
-                for count in candidates:
-                    yield from _rows(case, count, repetitions, costs, Path(folder))
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), quiet_torch(), tempfile.TemporaryDirectory() as folder:
+        for case in cases():
+            for count in candidates:
+                yield from _rows(case, count, repetitions, costs, Path(folder))
 
 
 def _rows(

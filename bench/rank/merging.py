@@ -19,6 +19,7 @@ from bench import report
 from bench.rank.dense import compiled, microseconds
 from bench.servers import BenchError
 from embertide.trainer.model.export import named_tensors, private_compiler
+from embertide.trainer.model.one_thread import one_thread
 from embertide.trainer.model.quiet import quiet_torch
 from embertide.trainer.model.rewrite import programs, reading
 from embertide.trainer.model.rewrite.check import Check
@@ -64,9 +65,7 @@ def rows(repetitions: int, costs: Path) -> Iterator[report.Row]:
     net = Experts().eval()
     contexts = Contexts(dense=(True,), embeddings=(False,) * _INPUTS)
     tensors = named_tensors(net)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         with quiet_torch(), tempfile.TemporaryDirectory() as folder:
             program = reading.exported(net, tensors, contexts)
             graph = reading.read(program, list(tensors), contexts)
@@ -89,8 +88,6 @@ def rows(repetitions: int, costs: Path) -> Iterator[report.Row]:
             for _ in range(repetitions):
                 peer.append(microseconds(lambda: fused(*whole)))
                 ours.append(microseconds(lambda: merged(*split)))
-    finally:
-        torch.set_num_threads(threads)
     yield report.compare(
         (f"{_EXPERTS} layers of one input, {_SAMPLES} samples", "dense program", "us"),
         ours,

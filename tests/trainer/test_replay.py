@@ -25,6 +25,15 @@ from embertide.trainer.eval.served import Answer, ServedNodes, VersionNotHeldErr
 
 EVERY_MS = 600_000
 STALENESS_MS = 3 * EVERY_MS
+MOVED = Reshard(
+    began_ms=0,
+    ended_ms=10**9,
+    buckets=4,
+    buckets_moved=1,
+    buckets_moved_to_other_nodes=1,
+    bytes_moved=7,
+    features=[(2, [1]), *[(0, [])] * 9],
+)
 
 
 class Twin:
@@ -208,17 +217,8 @@ def test_answers_are_compared_while_the_copy_is_loaded(
     differences = [each for each in requests["difference"] if each is not None]
     assert len(differences) == (0 if gone else stats.compared)
 
-    moved = Reshard(
-        began_ms=0,
-        ended_ms=10**9,
-        buckets=4,
-        buckets_moved=1,
-        buckets_moved_to_other_nodes=1,
-        bytes_moved=7,
-        features=[(2, [1]), *[(0, [])] * 9],
-    )
     figures = measure(
-        news(), Records(tmp_path), twin.log(tmp_path / "versions.jsonl"), reshard=moved
+        news(), Records(tmp_path), twin.log(tmp_path / "versions.jsonl"), reshard=MOVED
     )["reshard"]
     assert figures["answers"] == stats.requests
     assert figures["compared"] == len(differences)
@@ -265,17 +265,8 @@ def test_checks_go_on_while_scoring_waits_and_count_as_answers_of_a_reshard(
     # Each is of events that were scored before.
     assert max(checks["first"]) < stats.events
 
-    moved = Reshard(
-        began_ms=0,
-        ended_ms=10**9,
-        buckets=4,
-        buckets_moved=1,
-        buckets_moved_to_other_nodes=1,
-        bytes_moved=7,
-        features=[(2, [1]), *[(0, [])] * 9],
-    )
     versions = twin.log(tmp_path / "versions.jsonl")
-    figures = measure(news(), records, versions, reshard=moved)
+    figures = measure(news(), records, versions, reshard=MOVED)
     assert figures["requests"] == stats.requests
     assert (figures["checks"], figures["check_events"]) == (stats.checks, stats.check_events)
     assert figures["reshard"]["answers"] == stats.requests + stats.checks

@@ -31,6 +31,7 @@ from embertide._common import private
 from embertide._common.room import free_bytes, is_no_room, no_room
 from embertide.trainer.errors import FinalError
 from embertide.trainer.model import bf16, one_sample, products
+from embertide.trainer.model.one_thread import one_thread
 from embertide.trainer.model.quiet import quiet_torch
 from embertide.trainer.model.rewrite.package import (
     COSTS,
@@ -333,8 +334,6 @@ def _compile(programs: Programs, *, cpu: str, description: str) -> bytes:
     private_headers()
     inductor: Any = torch._inductor  # not typed by torch
     package = io.BytesIO()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # fixed at compile time: one thread means no OpenMP region at all
     settings: dict[str, Any] = {
         "aot_inductor.package": True,
         "aot_inductor.metadata": {"embertide": description},
@@ -343,7 +342,8 @@ def _compile(programs: Programs, *, cpu: str, description: str) -> bytes:
         "cpp.threads": 1,
     }
     try:
-        with quiet_torch():
+        # Threads are fixed at compile time: with one there is no OpenMP region at all.
+        with one_thread(), quiet_torch():
             compiled = {}
             for name, program in programs.items():
                 more = one_sample.SETTINGS if name in (one_sample.NAME, ONE_USER) else {}
@@ -361,8 +361,6 @@ def _compile(programs: Programs, *, cpu: str, description: str) -> bytes:
                 f"some, or name other folders, TMPDIR and {_COMPILER_CACHE}"
             ) from error
         raise ExportError(f"compiling the dense net for {cpu} failed: {error}") from error
-    finally:
-        torch.set_num_threads(threads)
     return package.getvalue()
 
 

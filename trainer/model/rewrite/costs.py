@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from embertide.trainer.model import products
+from embertide.trainer.model.one_thread import one_thread
 from embertide.trainer.model.rewrite.graph import (
     ROWS,
     USERS,
@@ -184,17 +185,12 @@ def _is_free(value: Value) -> bool:
 
 
 def _microseconds(work: Callable[[], object]) -> float:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.no_grad():
-            work()
-            began = time.perf_counter()
-            work()
-            count = max(1, int(_BLOCK_S / max(time.perf_counter() - began, 1e-7)))
-            return min(_block(work, count) for _ in range(_BLOCKS)) / count * 1e6
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), torch.no_grad():
+        work()
+        began = time.perf_counter()
+        work()
+        count = max(1, int(_BLOCK_S / max(time.perf_counter() - began, 1e-7)))
+        return min(_block(work, count) for _ in range(_BLOCKS)) / count * 1e6
 
 
 def _block(work: Callable[[], object], count: int) -> float:
