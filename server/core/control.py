@@ -5,10 +5,11 @@ what must be written before anybody is told; if that fails, this object is throw
 is made from what is in the store.
 """
 
+import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-import numpy as np
 from google.protobuf.message import Message
 
 from embertide.server.core.demand import PLANNED_BY_S, Clock, Demand
@@ -26,6 +27,7 @@ from embertide.server.core.plan import shares
 from embertide.server.core.plan.adoption import adopted_plan
 from embertide.server.core.plan.bootstrap import first_plan, table_bytes
 from embertide.server.core.plan.bucket_columns import BucketColumns
+from embertide.server.core.plan.fleet_figures import unowned_buckets
 from embertide.server.core.plan.groups import (
     Wish,
     followed,
@@ -49,6 +51,7 @@ from embertide.server.core.reshard import (
     is_dead,
 )
 from embertide.server.core.state import SavedState, Writes
+from embertide.server.core.status import FleetStatus, NodeStatus
 from embertide.server.core.tasks import OperationPrepared, PrepareOperation, TaskQueue
 from embertide.server.core.view import View
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
@@ -81,6 +84,23 @@ class ControlOptions:
         for name in ("expect_nodes", "heartbeat_ms"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; use at least 1")
+
+
+class _Followed(NamedTuple):
+    """What a plan's topology follows. A plan and its layout are replaced together."""
+
+    plan: plan_pb2.Plan
+    registrations: Mapping[str, control_pb2.RegisterNodeRequest]
+    wish: Wish | None
+    is_moving: bool
+
+    def same(self, other: "_Followed") -> bool:
+        """Whether it is the very same. To compare a thousand messages would take too long."""
+        return (
+            self.plan is other.plan
+            and self.registrations is other.registrations
+            and (self.wish, self.is_moving) == (other.wish, other.is_moving)
+        )
 
 
 class Memory:
@@ -124,6 +144,7 @@ class Control:
         self._answered: list[tuple[str, Message, Message, int]] = []
         self._ticked_ms: int | None = None
         self._no_plan = ""  # why the first plan was refused
+        self._settled: _Followed | None = None  # what the topology was found to follow
         # Operations whose moves were made from the plan of this epoch.
         self._made_at: dict[str, int] = {}
         self.tasks = TaskQueue()
@@ -267,9 +288,9 @@ class Control:
         """Return the plan without the nodes that have left, once no operation is at work."""
         if self.plan is None or self.operations.running is not None:
             return None
-        members = {member.name for member in self.fleet}
-        if members.issuperset(node.name for node in self.plan.topology.nodes):
-            return None  # as at nearly every tick
+        members = self.fleet.registrations.keys()
+        if members >= {node.name for node in self.plan.topology.nodes}:
+            return None
         fewer = without_gone(LaidPlan(self.plan, self.layout), members)
         if fewer is not None:
             fewer.head.epoch = self.epoch + 1
@@ -291,36 +312,28 @@ class Control:
         }
         return named.union(*(NamedOperation(each).targets() for each in self.operations.active()))
 
-    def status(self, now_ms: int) -> control_pb2.ControlServiceGetStatusResponse:
+    def status(self, now_ms: int) -> FleetStatus:
         """Say how the fleet is, as it last reported."""
-        answer = control_pb2.ControlServiceGetStatusResponse(
-            plan_epoch=self.epoch, drift=self.drift_status(now_ms)
+        return FleetStatus(
+            self.epoch, self.drift_status(now_ms), now_ms, list(self._node_statuses(now_ms))
         )
+
+    def node_states(self, now_ms: int) -> Mapping["control_pb2.NodeState.ValueType", int]:
+        """Count the nodes by how they take part."""
+        return collections.Counter(each.state for each in self._node_statuses(now_ms))
+
+    def _node_statuses(self, now_ms: int) -> Iterator[NodeStatus]:
         running = self.operations.running
         draining = running.record.request.drain_node if running else None
         wish = wish_of(running.record.request, self.operations.records) if running else None
         whole = whole_groups(self.plan.topology) if self.plan is not None else set()
-        for member in self.fleet:
-            state = self.fleet.state(member, now_ms, draining or None)
+        for member, alive in self.fleet.lives(now_ms):
+            state = member.state(draining or None) if alive else control_pb2.NODE_STATE_DEAD
             group = member.registration.node.group
             if self.plan is not None and group not in whole and state == _READY:
                 leaves = wish is not None and not wish.comes and wish.group == group
                 state = control_pb2.NODE_STATE_DRAINING if leaves else _LOADING
-            beat = member.beat or control_pb2.HeartbeatRequest(
-                versions=member.registration.versions
-            )
-            answer.nodes.add(
-                node=member.registration.node,
-                state=state,
-                versions=beat.versions,
-                plan_epoch=beat.plan_epoch,
-                staleness_ms=beat.staleness_ms,
-                failing=beat.failing,
-                p99_us=beat.p99_us,
-                last_beat_ms=max(0, now_ms - member.heard_ms),
-                unheard=member.beat is None,
-            )
-        return answer
+            yield NodeStatus(member.registration, member.beat, member.heard_ms, state)
 
     def fleet_load(
         self, request: control_pb2.GetFleetLoadRequest
@@ -520,16 +533,9 @@ class Control:
         if running is not None:
             self.fit.disturb(now_ms)
         behind = running is not None and running.record.step_epoch > self.epoch
-        if (fewer := self._without_gone(now_ms)) is not None:
-            self._replace(fewer)
+        if not behind and (changed := self._following(self.plan, now_ms)) is not None:
+            self._replace(changed)
             return
-        if not behind:
-            turn = running.record if running is not None else self.operations.next_waiting()
-            wish = wish_of(turn.request, self.operations.records) if turn is not None else None
-            topology = self._followed(self.plan, wish)
-            if topology is not None:
-                self._replace(self._with_topology(topology, now_ms))
-                return
         self._begin_next(now_ms)
         plan = self.operations.advance(View(self.plan, self.layout, self.fleet, now_ms))
         if plan is not None:
@@ -547,16 +553,12 @@ class Control:
         if self.plan is None:
             return 0
         live = {member.name for member in self.fleet.live(now_ms)}
-        alive = {at for at, node in enumerate(self.plan.topology.nodes) if node.name in live}
-        lost = [
-            code
-            for code, held in self.layout.codes_in_use().items()
-            if not any(at.node in alive for at in held.owners)
-        ]
-        return sum(int(np.isin(codes, lost).sum()) for codes in self.layout.codes.values())
+        return unowned_buckets(self.plan.topology, self.layout, live)[0]
 
     def problem(self, now_ms: int) -> str:
         """Say why no plan of ours would be followed; empty: it would be."""
+        if self.fleet.latest_epoch <= self.epoch:
+            return ""  # as at nearly every tick
         return plan_ahead(self.fleet.live(now_ms), self.epoch)
 
     def _wait_for_adoption(self, why: str) -> None:
@@ -719,12 +721,31 @@ class Control:
             self._writes.encoded[id] = ready.encoded
         self.operations.begin(record, self.epoch, now_ms, made=again)
 
+    def _following(self, plan: plan_pb2.Plan, now_ms: int) -> LaidPlan | None:
+        """Return the plan that follows the machines and the operation whose turn it is.
+
+        None: today's does. It is asked at each tick, so that is found once for the same machines.
+        """
+        running = self.operations.running
+        turn = running.record if running is not None else self.operations.next_waiting()
+        wish = wish_of(turn.request, self.operations.records) if turn is not None else None
+        seen = _Followed(plan, self.fleet.registrations, wish, running is not None)
+        if self._settled is not None and seen.same(self._settled):
+            return None
+        if (fewer := self._without_gone(now_ms)) is not None:
+            return fewer
+        topology = self._followed(plan, wish)
+        if topology is not None:
+            return self._with_topology(topology, now_ms)
+        self._settled = seen
+        return None
+
     def _followed(self, plan: plan_pb2.Plan, wish: Wish | None) -> plan_pb2.Topology | None:
         """Return the topology that follows the machines, and a wish; None: it is the plan's."""
         return followed(
             plan,
             self.layout,
-            {member.name: member.registration.node for member in self.fleet},
+            {name: each.node for name, each in self.fleet.registrations.items()},
             wish=wish,
             moving=self.operations.running is not None,
         )

@@ -217,7 +217,7 @@ class Demand:
             self._nodes[name] = node
         node.heard_ms = now_ms
         node.tables = _tables_of(load, columns)
-        self._rows.take(name, load)
+        self._rows.take(name, load, columns)
         places_L, last_L = self._buckets.places(columns)
         _make_places(node, places_L)
         at_L = np.searchsorted(node.places_P, places_L)

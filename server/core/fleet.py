@@ -36,22 +36,21 @@ class Member:
     Attributes:
         beat: Unset until this incarnation's first.
         interval_ms: From one beat to the next, as it was told last.
+        name: The node's name, read out of the registration once: each tick asks all for theirs.
+        incarnation: The name of its start, likewise.
     """
 
     registration: control_pb2.RegisterNodeRequest
     heard_ms: int
     interval_ms: int = 0
     beat: control_pb2.HeartbeatRequest | None = None
+    name: str = dataclasses.field(init=False)
+    incarnation: str = dataclasses.field(init=False)
 
-    @property
-    def name(self) -> str:
-        """The node's name."""
-        return self.registration.node.name
-
-    @property
-    def incarnation(self) -> str:
-        """The name of its start."""
-        return self.registration.request_id
+    def __post_init__(self) -> None:
+        """Read the names out."""
+        self.name = self.registration.node.name
+        self.incarnation = self.registration.request_id
 
     @property
     def newest(self) -> int:
@@ -70,6 +69,12 @@ class Member:
     def reached(self) -> float:
         """The newest version that it answers; infinity: it answers nothing at all yet."""
         return -1 if self.beat is None else self.newest or math.inf
+
+    def state(self, draining: str | None) -> control_pb2.NodeState.ValueType:
+        """Return how it takes part, if it lives; `draining` names the node that is drained."""
+        if self.name == draining:
+            return control_pb2.NODE_STATE_DRAINING
+        return control_pb2.NODE_STATE_READY if self.newest else control_pb2.NODE_STATE_LOADING
 
     def holds(self, epoch: int) -> bool:
         """Whether it holds all that the plan of that epoch gives it."""
@@ -90,18 +95,25 @@ def check_registration(request: control_pb2.RegisterNodeRequest) -> None:
 
 
 class Fleet:
-    """All members by name."""
+    """All members by name.
+
+    Attributes:
+        registrations: Those of all members, by name. Another object whenever one comes, leaves or
+            registers again, and never changed.
+        latest_epoch: The highest epoch of a plan by which any node has said that it acts.
+    """
 
     def __init__(self, model: str, heartbeat_ms: int) -> None:
         """Begin without members."""
         self.model = model
         self.heartbeat_ms = heartbeat_ms
-        self._members: dict[str, Member] = {}
+        self.latest_epoch = 0
+        self._take({})
         self._going: dict[str, int] = {}  # until when a name that was removed stays away
 
     def __iter__(self) -> Iterator[Member]:
         """Yield the members by name."""
-        return iter([self._members[name] for name in sorted(self._members)])
+        return iter(self._sorted)
 
     def __len__(self) -> int:
         """Count the members."""
@@ -120,7 +132,13 @@ class Fleet:
             known = self._members.get(name)
             same = known is not None and known.incarnation == registration.request_id
             members[name] = known if known and same else Member(registration, heard_ms)
-        self._members = members
+        self._take(members)
+
+    def _take(self, members: Mapping[str, Member]) -> None:
+        """Have these members."""
+        self._sorted = [members[name] for name in sorted(members)]
+        self._members = {member.name: member for member in self._sorted}
+        self.registrations = {member.name: member.registration for member in self._sorted}
 
     def forgive(self, gap_ms: int) -> None:
         """Count no beat as missed in a time in which we ourselves did not run."""
@@ -136,6 +154,13 @@ class Fleet:
         """Whether a member has not missed five beats."""
         return now_ms - member.heard_ms <= BEATS_MISSED * max(self.interval_ms, member.interval_ms)
 
+    def lives(self, now_ms: int) -> Iterator[tuple[Member, bool]]:
+        """Yield the members by name, and whether each of them lives."""
+        interval_ms = self.interval_ms
+        for each in self._sorted:
+            most_ms = BEATS_MISSED * max(interval_ms, each.interval_ms)
+            yield each, now_ms - each.heard_ms <= most_ms
+
     @property
     def interval_ms(self) -> int:
         """The time in ms from one beat to the next, as nodes are told now."""
@@ -150,7 +175,7 @@ class Fleet:
 
     def live(self, now_ms: int) -> list[Member]:
         """Return the members that live."""
-        return [member for member in self if self.is_alive(member, now_ms)]
+        return [member for member, alive in self.lives(now_ms) if alive]
 
     def check(
         self,
@@ -186,7 +211,7 @@ class Fleet:
 
     def register(self, request: control_pb2.RegisterNodeRequest, now_ms: int) -> None:
         """Take a member in, or its new incarnation."""
-        self._members[request.node.name] = Member(request, now_ms)
+        self._take(self._members | {request.node.name: Member(request, now_ms)})
 
     def _check_model(
         self,
@@ -234,6 +259,7 @@ class Fleet:
                 f"by {member.incarnation!r}",
             )
         if member.beat is None or request.sequence > member.beat.sequence:
+            self.latest_epoch = max(self.latest_epoch, request.plan_epoch)
             member.beat = request
             member.heard_ms = now_ms
 
@@ -241,14 +267,4 @@ class Fleet:
         """Forget a member; one that lives is not taken in again for GOING_MS."""
         if self.alive(name, now_ms):
             self._going[name] = now_ms + GOING_MS
-        del self._members[name]
-
-    def state(
-        self, member: Member, now_ms: int, draining: str | None
-    ) -> control_pb2.NodeState.ValueType:
-        """Return whether a member takes part."""
-        if not self.is_alive(member, now_ms):
-            return control_pb2.NODE_STATE_DEAD
-        if member.name == draining:
-            return control_pb2.NODE_STATE_DRAINING
-        return control_pb2.NODE_STATE_READY if member.newest else control_pb2.NODE_STATE_LOADING
+        self._take({each.name: each for each in self._sorted if each.name != name})

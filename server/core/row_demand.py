@@ -3,6 +3,9 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from embertide.server.core.plan.bucket_columns import BucketColumns
 from embertide.server.core.plan.layout import Place
 from embertide.server.core.plan.workload import MissCurve, TableTraits
 from embertide.v1 import node_pb2
@@ -37,15 +40,20 @@ class RowDemand:
         """Begin with none."""
         self._nodes: dict[str, _Node] = {}
 
-    def take(self, name: str, load: node_pb2.NodeServiceGetLoadResponse) -> None:
-        """Replace what a node said before."""
+    def take(
+        self, name: str, load: node_pb2.NodeServiceGetLoadResponse, columns: BucketColumns
+    ) -> None:
+        """Replace what a node said before; `columns` are what its load says of buckets."""
+        reads = columns.reads + columns.asked + columns.hot_reads
+        rows = np.where(columns.held, columns.rows, 0)
         tables: dict[int, _Table] = {}
-        for bucket in load.buckets:
-            table = tables.setdefault(bucket.table_id, _Table())
-            table.reads += bucket.reads + bucket.asked + bucket.hot_reads
-            if bucket.held:
-                table.rows += bucket.rows
-                table.buckets += 1
+        for table in np.unique(columns.table).tolist():
+            at = columns.table == table
+            tables[table] = _Table(
+                rows=int(rows[at].sum()),
+                buckets=int(columns.held[at].sum()),
+                reads=int(reads[at].sum()),
+            )
         for key in load.hot_keys:
             if key.table_id in tables:
                 tables[key.table_id].hot[key.key] = key.reads - key.error

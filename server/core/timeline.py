@@ -125,8 +125,7 @@ class Timeline:
     def look(self, core: Control, now_ms: int) -> None:
         """Note what has become of nodes, and whether plans are followed."""
         nodes = self._nodes if self._nodes is not None else {}
-        for member in core.fleet:
-            alive = core.fleet.is_alive(member, now_ms)
+        for member, alive in core.fleet.lives(now_ms):
             seen = nodes.get(member.name)
             same_start = seen is not None and seen.incarnation == member.incarnation
             if same_start and seen is not None and seen.alive == alive:
@@ -137,7 +136,7 @@ class Timeline:
             event = FleetEvent(at_ms=now_ms, kind=Kind.EVENT_KIND_NODE, subject=member.name)
             _tell_node(event, core, seen, nodes[member.name], now_ms)
             self.note(event)
-        for name in nodes.keys() - {member.name for member in core.fleet}:
+        for name in nodes.keys() - core.fleet.registrations.keys():
             del nodes[name]
         self._nodes = nodes
         problem = core.problem(now_ms)

@@ -91,7 +91,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.ControlServiceGetStatusRequest, context: grpc.ServicerContext
     ) -> control_pb2.ControlServiceGetStatusResponse:
         """Say how the fleet is."""
-        answer = self._driver.call(lambda core, now_ms: core.status(now_ms))
+        answer = self._driver.call(lambda core, now_ms: core.status(now_ms)).message()
         newest = self._commits.newest() if self._commits else None
         if newest is not None:
             answer.newest_committed.CopyFrom(newest)

@@ -1,6 +1,5 @@
 """/metrics of the control plane: the fleet, its plan and operations, and how we ourselves are."""
 
-import collections
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -17,6 +16,11 @@ from embertide.server.services.rollbacks import RollbackBus
 from embertide.v1 import control_pb2
 
 _PREFIX = "embertide_control_"
+_STATES = {
+    name.removeprefix("NODE_STATE_").lower(): state
+    for name, state in control_pb2.NodeState.items()
+    if state != control_pb2.NODE_STATE_UNSPECIFIED
+}
 
 
 class _Fleet(NamedTuple):
@@ -31,14 +35,11 @@ class _Fleet(NamedTuple):
 
 
 def _look(core: Control, now_ms: int) -> _Fleet:
-    states = collections.Counter(
-        control_pb2.NodeState.Name(each.state).removeprefix("NODE_STATE_").lower()
-        for each in core.status(now_ms).nodes
-    )
+    states = core.node_states(now_ms)
     return _Fleet(
         core.epoch,
         not core.problem(now_ms),
-        {name: states[name] for name in ("loading", "ready", "draining", "dead")},
+        {name: states[state] for name, state in _STATES.items()},
         core.buckets_without_owner(now_ms),
         len(core.operations.active()),
         {

@@ -2,6 +2,7 @@
 
 import pytest
 
+from embertide.server.core.plan.bucket_columns import bucket_columns
 from embertide.server.core.plan.layout import Place
 from embertide.server.core.plan.workload import MissCurve, TableTraits
 from embertide.server.core.row_demand import RowDemand
@@ -19,24 +20,28 @@ def make_load(rows: int, hot: dict[int, int], reads: int) -> node_pb2.NodeServic
     return load
 
 
+def taken(demand: RowDemand, name: str, load: node_pb2.NodeServiceGetLoadResponse) -> None:
+    demand.take(name, load, bucket_columns(load))
+
+
 def test_rows_and_the_hottest_keys_are_those_of_all_nodes() -> None:
     demand = RowDemand()
-    demand.take("a", make_load(100, {1: 200, 2: 50}, 500))
-    demand.take("b", make_load(300, {1: 100}, 500))
+    taken(demand, "a", make_load(100, {1: 200, 2: 50}, 500))
+    taken(demand, "b", make_load(300, {1: 100}, 500))
     traits = demand.traits(3, 4, TableTraits(row_bytes=7.0))
     assert traits.rows == 800  # 200 a bucket
     assert traits.head_keys == 2
     assert traits.head_share == pytest.approx(350 / 2000)
     assert traits.row_bytes == 7.0
     assert demand.traits(9, 4, TableTraits()) == TableTraits()
-    demand.take("b", make_load(300, {}, 5000))
+    taken(demand, "b", make_load(300, {}, 5000))
     demand.forget("a")
     assert demand.traits(3, 4, TableTraits()) == TableTraits(rows=1200)  # too few are known
 
 
 def test_curves_and_rooms_are_by_place() -> None:
     demand = RowDemand()
-    demand.take("b", make_load(100, {}, 10))
+    taken(demand, "b", make_load(100, {}, 10))
     curve = MissCurve((0.0, 100.0, 200.0), (1.0, 0.5, 0.0))
     assert demand.curves(["a", "b"]) == {(Place(1, 1), 3): curve}
     assert demand.rooms(["a", "b"]) == {Place(1, 1): 5000.0}

@@ -298,7 +298,7 @@ class Script:
         return [
             f"{each.node.name} {control_pb2.NodeState.Name(each.state).removeprefix('NODE_STATE_')}"
             f" plan {each.plan_epoch}"
-            for each in self.fleet.core.status(self.fleet.now_ms).nodes
+            for each in self.fleet.core.status(self.fleet.now_ms).message().nodes
         ]
 
     def _bucket(self, at: Bucket) -> str:

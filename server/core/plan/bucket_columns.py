@@ -5,6 +5,7 @@ Read out of the message once, when it comes; all that adds up buckets works on t
 
 import itertools
 import operator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,8 @@ class BucketColumns(NamedTuple):
         asked: Keys of own requests that peers were asked for.
         hot_reads: Keys of own requests that copies answered.
         bytes_read: Payload bytes read for `reads`.
+        rows: Stored, of buckets that are held.
+        held: 1 for buckets that the node holds; else 0.
         in_tier: Of `reads`, those found in HBM, DDR and SSD: a row each.
     """
 
@@ -38,6 +41,8 @@ class BucketColumns(NamedTuple):
     asked: Counts
     hot_reads: Counts
     bytes_read: Counts
+    rows: Counts
+    held: Counts
     in_tier: Counts
 
     @property
@@ -55,11 +60,10 @@ class BucketColumns(NamedTuple):
 
 _FIELDS = (
     *("table_id", "bucket", "reads", "resident_bytes", "peer_reads", "asked", "hot_reads"),
-    "bytes_read",
+    *("bytes_read", "rows", "held"),
 )
 _TIERS = 3
 MAX_TOTAL = 1 << 52  # of one node's buckets; 2,000 nodes fit 63 bits
-_sources = operator.attrgetter("reads_by_source")
 
 
 def bucket_columns(load: node_pb2.NodeServiceGetLoadResponse) -> BucketColumns:
@@ -68,12 +72,14 @@ def bucket_columns(load: node_pb2.NodeServiceGetLoadResponse) -> BucketColumns:
     Raises:
         ValueError: A count is beyond any that can be right, so sums over a fleet would wrap around.
     """
-    buckets, count = load.buckets, len(load.buckets)
+    buckets = list(load.buckets)  # each time that the message is asked, it makes them again
     columns = [
-        _checked(field, np.fromiter(map(operator.attrgetter(field), buckets), np.uint64, count))
+        _checked(
+            field, np.fromiter(map(operator.attrgetter(field), buckets), np.uint64, len(buckets))
+        )
         for field in _FIELDS
     ]
-    return BucketColumns._make((*columns, _in_tier(load)))
+    return BucketColumns._make((*columns, _in_tier(buckets)))
 
 
 def _checked(field: str, counts: NDArray[np.uint64]) -> Counts:
@@ -83,10 +89,11 @@ def _checked(field: str, counts: NDArray[np.uint64]) -> Counts:
     return counts.astype(np.int64)
 
 
-def _in_tier(load: node_pb2.NodeServiceGetLoadResponse) -> Counts:
+def _in_tier(buckets: Sequence[node_pb2.BucketLoad]) -> Counts:
     """Return the first three of `reads_by_source`, which may have fewer entries."""
-    lengths = np.fromiter(map(len, map(_sources, load.buckets)), np.int64, len(load.buckets))
-    listed = itertools.chain.from_iterable(map(_sources, load.buckets))
+    sources = [each.reads_by_source[:_TIERS] for each in buckets]
+    lengths = np.fromiter(map(len, sources), np.int64, len(sources))
+    listed = itertools.chain.from_iterable(sources)
     flat = _checked("reads_by_source", np.fromiter(listed, np.uint64))
     firsts = np.cumsum(lengths) - lengths
     found = np.zeros((_TIERS, len(lengths)), np.int64)

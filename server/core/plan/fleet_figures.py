@@ -49,7 +49,7 @@ def device_figures(
     held_by_code = layout.codes_in_use()
     owned: collections.Counter[Place] = collections.Counter()
     moving: collections.Counter[Place] = collections.Counter()
-    for code, count in buckets_by_code(layout).items():
+    for code, count in layout.buckets_by_code().items():
         held = held_by_code[code]
         for place in held.owners:
             owned[place] += count
@@ -90,7 +90,7 @@ def unowned_buckets(
     alive = {at for at, node in enumerate(topology.nodes) if node.name in living}
     held_by_code = layout.codes_in_use()
     unowned, by_group = 0, collections.Counter[int]()
-    for code, count in buckets_by_code(layout).items():
+    for code, count in layout.buckets_by_code().items():
         owners = held_by_code[code].owners
         answering = {group_of[at.node] for at in owners if at.node in alive}
         if not answering:
@@ -98,17 +98,6 @@ def unowned_buckets(
         for group in {group_of[at.node] for at in owners} - answering if answering else ():
             by_group[group] += count
     return unowned, dict(sorted(by_group.items()))
-
-
-def buckets_by_code(layout: PackedLayout) -> dict[int, int]:
-    """Count the buckets of each distinct set of holders."""
-    total = np.zeros(0, np.int64)
-    for codes in layout.codes.values():
-        counts = np.bincount(codes[codes >= 0])
-        if len(counts) > len(total):
-            total = np.concatenate([total, np.zeros(len(counts) - len(total), np.int64)])
-        total[: len(counts)] += counts
-    return {code: int(total[code]) for code in np.flatnonzero(total).tolist()}
 
 
 def _codes_of(layout: PackedLayout, said: BucketColumns) -> Counts:

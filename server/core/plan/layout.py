@@ -74,14 +74,16 @@ class PackedLayout(Mapping[Bucket, Holders]):
         1. `codes[table][bucket]` is a number of the palette, or -1 if the bucket is not laid out.
         2. Arrays are never written to once the layout is made; successors share them.
         3. The palette is only appended to, and never while it is pickled (`__reduce__` copies).
+        4. `_counts`, once it is made, is what (1) and (2) give.
     """
 
-    __slots__ = ("_palette", "codes")
+    __slots__ = ("_counts", "_palette", "codes")
 
     def __init__(self, codes: Mapping[int, Codes], palette: Iterable[Holders] | _Palette) -> None:
         """Take the codes of each table, by its id, and the holders that they number."""
         self.codes = {table: codes[table] for table in sorted(codes)}
         self._palette = palette if isinstance(palette, _Palette) else _Palette(palette)
+        self._counts: dict[int, int] | None = None
 
     def __reduce__(self) -> tuple[type["PackedLayout"], tuple[dict[int, Codes], list[Holders]]]:
         """Pickle what is in use."""
@@ -128,11 +130,21 @@ class PackedLayout(Mapping[Bucket, Holders]):
         return list(self.codes_in_use().values())
 
     def codes_in_use(self) -> dict[int, Holders]:
-        """Return the distinct holders by their codes."""
-        used = np.zeros(len(self._palette.holders) + 1, np.bool_)
-        for codes in self.codes.values():
-            used[codes] = True  # -1 marks the last place, which no code has
-        return {code: self._palette.holders[code] for code in np.flatnonzero(used[:-1]).tolist()}
+        """Return the distinct holders by their codes, ascending."""
+        return {code: self._palette.holders[code] for code in self.buckets_by_code()}
+
+    def buckets_by_code(self) -> Mapping[int, int]:
+        """Count the buckets of each code that is in use; counted once, as there may be 2^20."""
+        if self._counts is None:
+            total = np.zeros(len(self._palette.holders) + 1, np.int64)
+            for codes in self.codes.values():
+                # -1 becomes 0, which stands for no code.
+                found = np.bincount(codes + 1, minlength=len(total))
+                total += found[: len(total)]
+            self._counts = {
+                code: int(total[code + 1]) for code in np.flatnonzero(total[1:]).tolist()
+            }
+        return self._counts
 
     def of_codes(self, codes: Codes) -> list[Holders]:
         """Return the holders that codes of this layout number."""
