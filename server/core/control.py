@@ -87,7 +87,7 @@ class ControlOptions:
 
 
 class _Followed(NamedTuple):
-    """What a plan's topology follows. A plan and its layout are replaced together."""
+    """Machines and operation that a plan follows. It and its layout are replaced together."""
 
     plan: plan_pb2.Plan
     registrations: Mapping[str, control_pb2.RegisterNodeRequest]
@@ -144,7 +144,7 @@ class Control:
         self._answered: list[tuple[str, Message, Message, int]] = []
         self._ticked_ms: int | None = None
         self._no_plan = ""  # why the first plan was refused
-        self._settled: _Followed | None = None  # what the topology was found to follow
+        self._settled: _Followed | None = None  # today's plan was found to follow it
         # Operations whose moves were made from the plan of this epoch.
         self._made_at: dict[str, int] = {}
         self.tasks = TaskQueue()

@@ -7,7 +7,7 @@ import numpy as np
 
 from embertide.server.core.errors import Code, RefusedError, invalid
 from embertide.server.core.loads import hottest
-from embertide.server.core.plan.bucket_columns import BucketColumns
+from embertide.server.core.plan.bucket_columns import BucketColumns, FleetColumns
 from embertide.server.core.plan.fleet_figures import (
     device_figures,
     range_figures,
@@ -71,27 +71,30 @@ def figures_of(
     if plan is None:
         return control_pb2.GetFleetFiguresResponse(no_plan=fleet.no_plan)
     unowned, in_groups = unowned_buckets(plan.topology, fleet.layout, fleet.living)
+    joined = FleetColumns.of(fleet.columns)
     return control_pb2.GetFleetFiguresResponse(
         plan_epoch=plan.epoch,
         tables=plan.tables,
-        devices=_devices(plan.topology, fleet),
-        nodes=[_node(name, fleet.loads[name], fleet.columns[name]) for name in sorted(fleet.loads)],
+        devices=_devices(plan.topology, fleet.layout, joined),
+        nodes=sorted(_nodes(fleet.loads, joined), key=lambda each: each.node),
         buckets_unowned=unowned,
         unowned_in_groups=[
             control_pb2.UnownedInGroup(group=group, buckets=count)
             for group, count in in_groups.items()
         ],
-        ranges=_ranges(_chosen(plan.tables, request.tables), fleet, request.ranges),
+        ranges=_ranges(_chosen(plan.tables, request.tables), joined.columns, request.ranges),
         hot_keys=hot_keys,
         slow_requests=slow,
         slow_lookups=lookups,
         bucket_loads=_bucket_loads(fleet, request),
-        table_reads=_table_reads(plan.tables, fleet) if request.table_reads else (),
+        table_reads=_table_reads(plan.tables, joined.columns) if request.table_reads else (),
     )
 
 
-def _devices(topology: plan_pb2.Topology, fleet: FleetSnapshot) -> list[control_pb2.DeviceFigures]:
-    figures = device_figures(topology, fleet.layout, fleet.columns)
+def _devices(
+    topology: plan_pb2.Topology, layout: PackedLayout, fleet: FleetColumns
+) -> list[control_pb2.DeviceFigures]:
+    figures = device_figures(topology, layout, fleet)
     return [
         control_pb2.DeviceFigures(
             node=topology.nodes[at.node].name,
@@ -106,25 +109,37 @@ def _devices(topology: plan_pb2.Topology, fleet: FleetSnapshot) -> list[control_
     ]
 
 
-def _node(
-    name: str, load: node_pb2.NodeServiceGetLoadResponse, columns: BucketColumns
-) -> control_pb2.NodeFigures:
-    for_peers = int(columns.peer_reads.sum())
-    return control_pb2.NodeFigures(
-        node=name,
-        window_ms=load.window_ms,
-        requests=load.requests,
-        request_us=load.request_us,
-        cpu_us=load.cpu_us,
-        here=max(0, int(columns.reads.sum()) - for_peers),
-        hot=int(columns.hot_reads.sum()),
-        asked=int(columns.asked.sum()),
-        for_peers=for_peers,
-        in_tiers=int(columns.in_tier.sum()),
-        in_ssd=int(columns.in_tier[-1].sum()),
-        peer_calls=sum(each.calls for each in load.peers),
-        peer_round_trip_us=sum(each.round_trip_us for each in load.peers),
+def _nodes(
+    loads: Mapping[str, node_pb2.NodeServiceGetLoadResponse], fleet: FleetColumns
+) -> Iterator[control_pb2.NodeFigures]:
+    columns = fleet.columns
+    sums = (
+        columns.reads,
+        columns.hot_reads,
+        columns.asked,
+        columns.peer_reads,
+        columns.in_tier.sum(axis=0),
+        columns.in_ssd,
     )
+    for name, reads, hot, asked, for_peers, in_tiers, in_ssd in zip(
+        fleet.names, *map(fleet.by_node, sums), strict=True
+    ):
+        load = loads[name]
+        yield control_pb2.NodeFigures(
+            node=name,
+            window_ms=load.window_ms,
+            requests=load.requests,
+            request_us=load.request_us,
+            cpu_us=load.cpu_us,
+            here=max(0, reads - for_peers),
+            hot=hot,
+            asked=asked,
+            for_peers=for_peers,
+            in_tiers=in_tiers,
+            in_ssd=in_ssd,
+            peer_calls=sum(each.calls for each in load.peers),
+            peer_round_trip_us=sum(each.round_trip_us for each in load.peers),
+        )
 
 
 def _chosen(
@@ -143,12 +158,12 @@ def _chosen(
 
 
 def _ranges(
-    tables: Sequence[plan_pb2.PlannedTable], fleet: FleetSnapshot, wanted: int
+    tables: Sequence[plan_pb2.PlannedTable], columns: BucketColumns, wanted: int
 ) -> list[control_pb2.BucketRange]:
     if not wanted or not tables:
         return []
     ranges = min(wanted, max(1, ALL_RANGES_MAX // len(tables)))
-    figures = range_figures(tables, fleet.columns.values(), ranges)
+    figures = range_figures(tables, columns, ranges)
     return [
         control_pb2.BucketRange(
             table_id=table.id,
@@ -182,10 +197,10 @@ def _bucket_loads(
 
 
 def _table_reads(
-    tables: Iterable[plan_pb2.PlannedTable], fleet: FleetSnapshot
+    tables: Iterable[plan_pb2.PlannedTable], columns: BucketColumns
 ) -> Iterator[control_pb2.TableReads]:
     """Yield the reads of each bucket of each table, over all nodes."""
-    for table, (reads, bytes_read) in table_reads(tables, fleet.columns.values()).items():
+    for table, (reads, bytes_read) in table_reads(tables, columns).items():
         yield control_pb2.TableReads(
             table_id=table, reads=reads.tolist(), bytes_read=bytes_read.tolist()
         )

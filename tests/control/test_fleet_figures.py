@@ -9,7 +9,7 @@ from simulation import make_node
 
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.figures import ALL_RANGES_MAX, FleetSnapshot, figures_of
-from embertide.server.core.plan.bucket_columns import bucket_columns
+from embertide.server.core.plan.bucket_columns import FleetColumns, bucket_columns
 from embertide.server.core.plan.fleet_figures import (
     device_figures,
     range_figures,
@@ -62,7 +62,7 @@ def test_figures_are_those_of_a_count_bucket_by_bucket(seed: int) -> None:
     dice = random.Random(seed)
     topology, layout, loads = drawn(dice)
     columns = {name: bucket_columns(load) for name, load in loads.items()}
-    found = device_figures(topology, packed(layout), columns)
+    found = device_figures(topology, packed(layout), FleetColumns.of(columns))
     work = device_work(topology, layout, measured(topology, loads))
     owned = collections.Counter(at for held in layout.values() for at in held.owners)
     moving = collections.Counter(
@@ -118,7 +118,7 @@ def test_ranges_are_those_of_a_count_bucket_by_bucket(seed: int) -> None:
                 ssd[at] += sum(each.reads_by_source[2:3])
                 resident[at] += each.resident_bytes
     ranges = random.Random(seed).choice((1, 3, 5, 16, 64, 1000))
-    found = range_figures(TABLES, fleet.columns.values(), ranges)
+    found = range_figures(TABLES, FleetColumns.of(fleet.columns).columns, ranges)
     for table, buckets in ((0, 64), (3, 16)):
         seen = []
         for begin, count, *figures in zip(

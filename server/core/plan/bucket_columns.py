@@ -5,8 +5,8 @@ Read out of the message once, when it comes; all that adds up buckets works on t
 
 import itertools
 import operator
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,7 @@ _FIELDS = (
     *("bytes_read", "rows", "held"),
 )
 _TIERS = 3
+_SIMPLE = len(_FIELDS)  # fields of one number; `in_tier` has three
 MAX_TOTAL = 1 << 52  # of one node's buckets; 2,000 nodes fit 63 bits
 
 
@@ -80,6 +81,39 @@ def bucket_columns(load: node_pb2.NodeServiceGetLoadResponse) -> BucketColumns:
         for field in _FIELDS
     ]
     return BucketColumns._make((*columns, _in_tier(buckets)))
+
+
+class FleetColumns(NamedTuple):
+    """The columns of all nodes in one, so that nothing is done node by node.
+
+    Attributes:
+        names: The nodes.
+        node: Of each entry its node, a place in `names`.
+        columns: The entries, node by node.
+    """
+
+    names: Sequence[str]
+    node: Counts
+    columns: BucketColumns
+
+    @classmethod
+    def of(cls, columns: Mapping[str, BucketColumns]) -> Self:
+        """Join the columns of nodes by name."""
+        lengths = [len(each.table) for each in columns.values()]
+        simple = [np.zeros(0, np.int64)] * _SIMPLE
+        none = BucketColumns._make((*simple, np.zeros((_TIERS, 0), np.int64)))
+        fields = zip(none, *columns.values(), strict=True)
+        return cls(
+            tuple(columns),
+            np.repeat(np.arange(len(lengths)), lengths),
+            BucketColumns._make(np.concatenate(each, axis=-1) for each in fields),
+        )
+
+    def by_node(self, counts: Counts) -> list[int]:
+        """Add up entries by node."""
+        total = np.zeros(len(self.names), np.int64)
+        np.add.at(total, self.node, counts)
+        return list(map(int, total))
 
 
 def _checked(field: str, counts: NDArray[np.uint64]) -> Counts:

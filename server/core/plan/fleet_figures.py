@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embertide.server.core.plan.bucket_columns import BucketColumns, Counts
+from embertide.server.core.plan.bucket_columns import BucketColumns, Counts, FleetColumns
 from embertide.server.core.plan.layout import PackedLayout, Place, devices
 from embertide.v1 import plan_pb2
 
@@ -43,9 +43,9 @@ class DeviceFigures(NamedTuple):
 
 
 def device_figures(
-    topology: plan_pb2.Topology, layout: PackedLayout, columns: Mapping[str, BucketColumns]
+    topology: plan_pb2.Topology, layout: PackedLayout, fleet: FleetColumns
 ) -> dict[Place, DeviceFigures]:
-    """Return the figures of all devices; `columns` are those of nodes by name."""
+    """Return the figures of all devices."""
     held_by_code = layout.codes_in_use()
     owned: collections.Counter[Place] = collections.Counter()
     moving: collections.Counter[Place] = collections.Counter()
@@ -55,25 +55,39 @@ def device_figures(
             owned[place] += count
         for place in (*held.joining, *held.leaving):
             moving[place] += count
-    reads: collections.Counter[Place] = collections.Counter()
-    size: collections.Counter[Place] = collections.Counter()
-    for position, node in enumerate(topology.nodes):
-        said = columns.get(node.name)
-        if said is None:
-            continue
-        codes = _codes_of(layout, said)
-        laid = codes >= 0
-        reads_C = np.bincount(codes[laid], weights=said.reads[laid])
-        bytes_C = np.bincount(codes[laid], weights=said.bytes[laid])
-        for code in np.unique(codes[laid]).tolist():
-            for place in held_by_code[code].owners:
-                if place.node == position:
-                    reads[place] += round(reads_C[code])
-                    size[place] += round(bytes_C[code])
+    reads, size = _of_owners(topology, layout, fleet)
     return {
         place: DeviceFigures(owned[place], moving[place], reads[place], size[place])
         for place in devices(topology)
     }
+
+
+def _of_owners(
+    topology: plan_pb2.Topology, layout: PackedLayout, fleet: FleetColumns
+) -> Iterable[collections.Counter[Place]]:
+    """Add up the reads and bytes that nodes reported of buckets which they own, by place."""
+    owners = sorted(
+        (code, place) for code, held in layout.codes_in_use().items() for place in held.owners
+    )
+    places = sorted({place for _, place in owners})
+    slots = {place: slot for slot, place in enumerate(places)}
+    position = {node.name: at for at, node in enumerate(topology.nodes)}
+    nodes = len(position)
+    key_O = np.array([code * nodes + place.node for code, place in owners], np.int64)
+    slot_O = np.array([slots[place] for _, place in owners], np.int64)
+    node_L = np.array([position.get(name, -1) for name in fleet.names], np.int64)[fleet.node]
+    code_L = _codes_of(layout, fleet.columns)
+    key_L = np.where((node_L >= 0) & (code_L >= 0), code_L * nodes + node_L, -1)
+    first, last = (np.searchsorted(key_O, key_L, side) for side in ("left", "right"))
+    reads, size = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
+    for nth in range(int(np.max(last - first, initial=0))):  # devices of a node that own a bucket
+        owns = np.flatnonzero(first + nth < last)
+        slot = slot_O[first[owns] + nth]
+        np.add.at(reads, slot, fleet.columns.reads[owns])
+        np.add.at(size, slot, fleet.columns.bytes[owns])
+    return tuple(
+        collections.Counter(dict(zip(places, each.tolist(), strict=True))) for each in (reads, size)
+    )
 
 
 def unowned_buckets(
@@ -113,7 +127,7 @@ def _codes_of(layout: PackedLayout, said: BucketColumns) -> Counts:
 
 
 def range_figures(
-    tables: Iterable[plan_pb2.PlannedTable], columns: Iterable[BucketColumns], ranges: int
+    tables: Iterable[plan_pb2.PlannedTable], columns: BucketColumns, ranges: int
 ) -> dict[int, RangeFigures]:
     """Return the figures of each table by its id, cut into at most so many ranges of one size.
 
@@ -136,7 +150,7 @@ def range_figures(
 
 
 def table_reads(
-    tables: Iterable[plan_pb2.PlannedTable], columns: Iterable[BucketColumns]
+    tables: Iterable[plan_pb2.PlannedTable], columns: BucketColumns
 ) -> dict[int, Counts]:
     """Return by table id, for each bucket [2, buckets]: keys looked up, and bytes read for them."""
     buckets = {table.id: 1 << table.bucket_bits for table in tables}
@@ -144,15 +158,13 @@ def table_reads(
 
 
 def _by_bucket(
-    buckets: Mapping[int, int], columns: Iterable[BucketColumns], fields: Sequence[str]
+    buckets: Mapping[int, int], columns: BucketColumns, fields: Sequence[str]
 ) -> dict[int, Counts]:
     """Add up fields over nodes: by table, [fields, buckets]; other buckets are left out."""
     sums = {table: np.zeros((len(fields), count), np.int64) for table, count in buckets.items()}
-    for each in columns:
-        values = np.stack([getattr(each, field) for field in fields])
-        for table in np.unique(each.table).tolist():
-            if table in sums:
-                at = np.flatnonzero((each.table == table) & (each.bucket < buckets[table]))
-                for total, value in zip(sums[table], values[:, at], strict=True):
-                    np.add.at(total, each.bucket[at], value)
+    values = [getattr(columns, field) for field in fields]
+    for table, totals in sums.items():
+        at = np.flatnonzero((columns.table == table) & (columns.bucket < buckets[table]))
+        for total, value in zip(totals, values, strict=True):
+            np.add.at(total, columns.bucket[at], value[at])
     return sums
