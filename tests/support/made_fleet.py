@@ -214,6 +214,12 @@ def answers(
     )
     return {
         "GetStatus": status,
+        "StartReshard": control_pb2.StartReshardResponse(
+            operation=operation, explanation=names.message
+        ),
+        "GetOperation": control_pb2.GetOperationResponse(operation=operation),
+        "SteerOperation": control_pb2.SteerOperationResponse(operation=operation),
+        "SetDriftSettings": control_pb2.SetDriftSettingsResponse(),
         "GetPlan": control_pb2.GetPlanResponse(plan=plan) if nodes else None,
         "GetFleetFigures": FleetSnapshot(
             plan=plan if nodes else None,
