@@ -234,6 +234,29 @@ Result<RowRecord> ReadRecord(const RowLayout& layout, std::span<const std::byte>
   return record;
 }
 
+Status ConvertRecords(const RowLayout& from, const RowLayout& to,
+                      std::span<const std::byte> records, std::vector<std::byte>* out) {
+  EMBERTIDE_CHECK(!from.is_keys() && !to.is_keys());
+  EMBERTIDE_CHECK(from.chunks == to.chunks && from.chunk_dim == to.chunk_dim);
+  const float most = LargestOf(to.dtype);
+  std::vector<float> values(from.dim());
+  std::vector<std::byte> payload(to.PayloadBytes(to.full_mask()));
+  while (!records.empty()) {
+    Result<RowRecord> read = ReadRecord(from, &records);
+    if (!read.ok()) return read.status();
+    RowRecord record = read.value();
+    DecodePayload(from, record.live, record.payload.data(), values.data());
+    for (float& value : values) {
+      value = value < most ? value : most;  // NaN, too
+      value = value > -most ? value : -most;
+    }
+    EncodePayload(to, record.live, values.data(), payload.data());
+    record.payload = {payload.data(), to.PayloadBytes(record.live)};
+    AppendRecord(record, out);
+  }
+  return Status::Ok();
+}
+
 float InitialValue(uint64_t seed, uint32_t table_id, uint64_t key, uint32_t d, float scale) {
   const uint64_t bits = HashKey(HashKey(HashKey(seed ^ table_id) ^ key) ^ d);
   // 24 random bits: every value is an exact float in [-1, 1).

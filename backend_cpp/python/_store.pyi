@@ -485,6 +485,12 @@ def decode_records(
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint16], NDArray[np.uint64], NDArray[np.float32]]:
     """Return (keys_N, live_N, 0 of tombstones, begin_N+1 in bytes, values_ND) of records."""
 
+def convert_records(old: RowLayout, new: RowLayout, records: bytes, /) -> bytes:
+    """Return records of one dtype as those of another: each row's values are encoded anew.
+
+    A value that is too large for the new one becomes its largest; tombstones stay.
+    """
+
 def encode_key_records(
     layout: RowLayout, keys: NDArray[np.uint64], items: NDArray[np.int64]
 ) -> bytes:

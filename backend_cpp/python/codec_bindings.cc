@@ -100,6 +100,27 @@ py::tuple DecodeRecords(const RowLayout& layout, const py::bytes& records) {
       keys, live, Array<uint64_t>(static_cast<py::ssize_t>(begins.size()), begins.data()), values);
 }
 
+// Records as those of a layout with another dtype.
+py::bytes ConvertedRecords(const RowLayout& from, const RowLayout& to, const py::bytes& records) {
+  RefuseKeys(from);
+  RefuseKeys(to);
+  if (from.chunks != to.chunks || from.chunk_dim != to.chunk_dim) {
+    throw BindingError{{Code::kInvalidArgument, "rows of " + std::to_string(from.chunks) +
+                                                    " chunks of " + std::to_string(from.chunk_dim) +
+                                                    " are none of " + std::to_string(to.chunks) +
+                                                    " of " + std::to_string(to.chunk_dim)}};
+  }
+  std::vector<std::byte> out;
+  const std::span<const std::byte> in = BytesIn(records);
+  Status status;
+  {
+    const py::gil_scoped_release released;
+    status = ConvertRecords(from, to, in, &out);
+  }
+  ThrowIfError(status);
+  return BytesOut(out);
+}
+
 // Records of rows of keys: items [N, dim] of the keys [N], a tombstone where a key has no item.
 py::bytes EncodeKeyRecords(const RowLayout& layout, const Array<uint64_t>& keys,
                            const Array<int64_t>& items) {
@@ -349,6 +370,7 @@ void BindCodec(py::module_& m) {
   m.def("cut_records", &CutRecords, py::arg("layout"), py::arg("records"), py::arg("max_bytes"));
   m.def("find_record", &FindRecord, py::arg("layout"), py::arg("records"), py::arg("key"));
   m.def("decode_records", &DecodeRecords, py::arg("layout"), py::arg("records"));
+  m.def("convert_records", &ConvertedRecords);
   m.def("encode_key_records", &EncodeKeyRecords, py::arg("layout"), py::arg("keys"),
         py::arg("items"));
   m.def("decode_key_records", &DecodeKeyRecords, py::arg("layout"), py::arg("records"));

@@ -304,15 +304,14 @@ struct To<Bf16> {
   }
 };
 
-// The largest values that stay finite: of int8, also when they are read as 127 times a scale.
 template <typename D>
-constexpr float kMaxOf = 3.4028235e38F;
+constexpr float kMaxOf = LargestOf(DType::kFp32);
 template <>
-constexpr float kMaxOf<Fp16> = 65504.0F;
+constexpr float kMaxOf<Fp16> = LargestOf(DType::kFp16);
 template <>
-constexpr float kMaxOf<Bf16> = 3.3895314e38F;
+constexpr float kMaxOf<Bf16> = LargestOf(DType::kBf16);
 template <>
-constexpr float kMaxOf<Int8> = 3.4e38F;
+constexpr float kMaxOf<Int8> = LargestOf(DType::kInt8);
 
 // A step too far ends at the largest value, so that no row is ever published that is not finite.
 // NaN, which only an infinite step gives, becomes that value, too.

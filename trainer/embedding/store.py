@@ -57,10 +57,12 @@ def _threads() -> int:
     return min(torch.get_num_threads(), _MAX_THREADS)
 
 
-def store_table(table: TableConfig, index: int, seed: int) -> _store.TableConfig:
-    """Return the store's description of a table."""
+def store_table(
+    table: TableConfig, index: int, seed: int, *, served: bool = False
+) -> _store.TableConfig:
+    """Return the store's description of a table, as it is trained, or as it is served."""
     layout = _store.RowLayout(
-        dtype=table.dtype,
+        dtype=table.served if served else table.dtype,
         chunks=table.chunks + table.counter_chunks,
         chunk_dim=table.chunk_dim,
     )
@@ -170,6 +172,8 @@ class EmbeddingStore(nn.Module):
             their bucket's owner; 0: none.
 
     Attributes:
+        tables: Those of the store, as they are trained.
+        served_tables: The same as versions, snapshots and nodes have them.
         hot: Such rows; None: there can be none.
         columns: The plan's column-wise tables; None: it has none.
         served: With `max_staleness`, how ranks read and change one another's rows; else None.
@@ -204,7 +208,12 @@ class EmbeddingStore(nn.Module):
         self.config = config
         self.optimizer = optimizer or OptimizerConfig()
         learned = [store_table(table, i, seed) for i, table in enumerate(config.tables)]
-        self.tables = [*learned, *history_tables(config)]
+        histories = history_tables(config)
+        self.tables = [*learned, *histories]
+        self.served_tables = [
+            *(store_table(table, i, seed, served=True) for i, table in enumerate(config.tables)),
+            *histories,
+        ]
         self.ranks = ranks or Ranks.alone()
         owned = ownership or balanced(config, self.ranks.size)
         guests_budget = 0
@@ -817,14 +826,33 @@ class EmbeddingStore(nn.Module):
                 if not (mine and of_others) and self.ownership.holds(self.ranks.rank, t, bucket):
                     self.store.take_changes(t, bucket)
 
+    def is_served_otherwise(self, table: int) -> bool:
+        """Whether nodes have a table's rows in another type than the one they are trained in."""
+        return self.served_tables[table].layout.dtype != self.tables[table].layout.dtype
+
+    def as_served(self, table: int, records: bytes) -> bytes:
+        """Return trained records as nodes have them; tombstones stay as they are."""
+        if not self.is_served_otherwise(table):
+            return records
+        layouts = self.tables[table].layout, self.served_tables[table].layout
+        return _store.convert_records(*layouts, records)
+
+    def take_changes(self, table: int, bucket: int) -> bytes:
+        """Take what changed in a bucket since the last call, as a version carries it."""
+        return self.as_served(table, self.store.take_changes(table, bucket))
+
+    def served_bucket(self, table: int, bucket: int) -> bytes:
+        """Return all rows of a bucket, as nodes have them."""
+        return self.as_served(table, self.store.export_bucket(table, bucket))
+
     def buckets(self) -> Iterator[tuple[_store.TableConfig, int, bytes]]:
-        """Yield all rows as (table, bucket, records), one bucket at a time."""
-        for t, table, bucket in self.places():
-            yield table, bucket, self.store.export_bucket(t, bucket)
+        """Yield all rows as nodes have them, (table, bucket, records), one bucket at a time."""
+        for t, _, bucket in self.places():
+            yield self.served_tables[t], bucket, self.served_bucket(t, bucket)
 
     def mark_changed(self, table: int, bucket: int, records: bytes) -> None:
-        """Make the next take_changes give the keys of `records`, as they are or as tombstones."""
-        layout = self.tables[table].layout
+        """Have the next version carry the keys of served `records`, as rows or as tombstones."""
+        layout = self.served_tables[table].layout
         self.store.mark_changed(table, bucket, _store.record_keys(layout, records))
 
     def pruning(self) -> dict[str, Any] | None:

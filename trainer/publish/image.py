@@ -8,6 +8,9 @@ exactly the batches that are published. Snapshots are written from it, which mak
 starts from a snapshot and one that follows deltas equal, byte for byte. Histories
 (embedding/histories.py) never wait; their bytes come out of the budget first.
 
+Of a table that is served in another type than it is trained in, a row has moved as far as what
+nodes would read of it has: one that reads as before has not.
+
 Which rows a version carries depends on nothing but the trainer's rows, the image and the version's
 number. A run that resumes therefore makes the same choice again.
 
@@ -100,7 +103,7 @@ class PublishedImage:
         self._bytes_a_version = budget.bytes_per_s * publish_every_s
         self._ordinals = {table.id: t for t, table in enumerate(rows.tables)}
         self.store = _store.ServingStore(
-            tables=rows.tables, ddr_budget_bytes=budget.image_bytes, window_versions=1
+            tables=rows.served_tables, ddr_budget_bytes=budget.image_bytes, window_versions=1
         )
         self._waiting = {(t, bucket): _NONE for t, _, bucket in rows.places()}
         self._commits = 0  # of the image's own store, which counts versions by itself
@@ -137,7 +140,8 @@ class PublishedImage:
             budget_bytes = self._bytes_a_version * versions - histories_bytes
             taken = self._within(number, found, budget_bytes)
         changes = []
-        for (t, table, bucket), each, taken_N in zip(places, found, taken, strict=True):
+        for (t, _, bucket), each, taken_N in zip(places, found, taken, strict=True):
+            table = self._rows.served_tables[t]
             if (t, bucket) in histories:
                 if histories[t, bucket]:
                     changes.append((table, bucket, histories[t, bucket]))
@@ -146,7 +150,7 @@ class PublishedImage:
             self._waiting[t, bucket] = _NONE if whole else each.at(~taken_N)
             key_N = self._all_keys(t, bucket) if whole else each.key_N[taken_N]
             self._rows.store.mark_changed(t, bucket, key_N)
-            records = self._rows.store.take_changes(t, bucket)
+            records = self._rows.take_changes(t, bucket)
             if not whole and (gone := removed.get((t, bucket))):
                 records = _merged(table.layout, records, b"".join(gone))
             if records:
@@ -162,10 +166,11 @@ class PublishedImage:
 
     def _all_keys(self, t: int, bucket: int) -> NDArray[np.uint64]:
         """Return the keys of a bucket's rows, trained or held by nodes, ascending."""
-        layout = self._rows.tables[t].layout
+        trained = self._rows.store.export_bucket(t, bucket)
+        held = self.store.export_bucket(t, bucket)
         keys = [
-            _store.record_keys(layout, store.export_bucket(t, bucket))
-            for store in (self._rows.store, self.store)
+            _store.record_keys(self._rows.tables[t].layout, trained),
+            _store.record_keys(self._rows.served_tables[t].layout, held),
         ]
         return np.unique(np.concatenate(keys))
 
@@ -176,10 +181,10 @@ class PublishedImage:
         the key may come back as another row, so that none waits.
         """
         waiting = self._waiting[t, bucket]
-        records = self._rows.store.take_changes(t, bucket)
+        records = self._rows.take_changes(t, bucket)
         if not records:
             return waiting
-        table = self._rows.tables[t]
+        table = self._rows.served_tables[t]
         key_N, live_N, begin_N, value_ND = _store.decode_records(table.layout, records)
         held, source_N = self.store.copy_rows(t, key_N.view(np.int64))
         held_N = ~np.isin(source_N, _ROWLESS)
@@ -278,11 +283,14 @@ class PublishedImage:
 
     def buckets(self) -> Iterator[tuple[_store.TableConfig, int, bytes]]:
         """Yield all rows as (table, bucket, records), one bucket at a time."""
-        for t, table, bucket in self._rows.places():
-            yield table, bucket, self.store.export_bucket(t, bucket)
+        for t, _, bucket in self._rows.places():
+            yield self._rows.served_tables[t], bucket, self.store.export_bucket(t, bucket)
 
     def waiting(self, t: int, bucket: int) -> bytes:
-        """Return the trained rows of a bucket that nodes hold otherwise, or not at all."""
+        """Return the trained rows of a bucket that nodes hold otherwise, or not at all.
+
+        Requires: the table is served in the type in which it is trained.
+        """
         trained = self._rows.store.export_bucket(t, bucket)
         held = self.store.export_bucket(t, bucket)
         return _store.differing_records(self._rows.tables[t].layout, trained, held)

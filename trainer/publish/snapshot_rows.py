@@ -1,4 +1,4 @@
-"""The rows of a snapshot's files, for whoever holds tables of the same model."""
+"""The rows of a snapshot's files, as nodes have them, for whoever holds tables of that model."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ def read_buckets(
     Raises:
         StoreError: A file is not of these tables, or fails its checksum.
     """
-    index = {table.name: t for t, table in enumerate(rows.tables)}
+    index = {table.name: t for t, table in enumerate(rows.served_tables)}
     buckets = read_manifest(snapshot)["buckets"]
     if by_partition:
         buckets = sorted(buckets, key=lambda fields: fields["bucket"] % PARTITIONS)
@@ -29,5 +29,5 @@ def read_buckets(
         t = index[info.table]
         if not rows.ownership.holds(rows.ranks.rank, t, info.bucket):
             continue
-        records = _store.read_bucket_file(str(snapshot), rows.tables[t], info)
-        yield t, rows.tables[t], info.bucket, records
+        table = rows.served_tables[t]
+        yield t, table, info.bucket, _store.read_bucket_file(str(snapshot), table, info)

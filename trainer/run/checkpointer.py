@@ -117,7 +117,7 @@ class Checkpointer:
 
     def schema_id(self) -> int:
         """Return the number of the model's schema, as it is now."""
-        return schema_id(self._info(VersionId(0, 0), 0), self._rows.tables)
+        return schema_id(self._info(VersionId(0, 0), 0), self._rows.served_tables)
 
     def take_columns(self, schema: EventSchema) -> None:
         """Have snapshots say which columns clients make of theirs; all ranks call it together.
@@ -138,11 +138,11 @@ class Checkpointer:
     def write_copy(
         self, directory: Path, version: VersionId, watermark_ms: int, dense: bytes
     ) -> None:
-        """Write a snapshot of the trained rows to a folder of its own, at once."""
+        """Write a snapshot of all rows as trained by now to a folder of its own, at once."""
         write_snapshot(
             directory,
             self._info(version, watermark_ms),
-            self._rows.tables,
+            self._rows.served_tables,
             self._rows.buckets(),
             self._dense_part(dense),
             channel=self._channel,
@@ -183,7 +183,7 @@ class Checkpointer:
             # Copied, for it is written while training goes on.
             checkpoint=self._checkpoint(version),
             info=self._info(version, watermark_ms, committed_ms),
-            tables=self._rows.tables,
+            tables=self._rows.served_tables,
             dense=self._dense_part(dense),
             then=functools.partial(self._checkpointed, self._state.offset),
             increment=increment,
@@ -222,12 +222,18 @@ class Checkpointer:
     def _copies(self) -> Iterator[BucketCopy]:
         """Yield all rows as nodes hold them now, with their state, one bucket at a time."""
         held = (self._image or self._rows).buckets()
-        for (t, table, bucket), (_, _, records) in zip(self._rows.places(), held, strict=True):
+        for (t, _, bucket), (table, _, records) in zip(self._rows.places(), held, strict=True):
+            waiting, trained = b"", None
+            if self._rows.is_served_otherwise(t):
+                trained = self._rows.store.export_bucket(t, bucket)
+            elif self._image is not None:
+                waiting = self._image.waiting(t, bucket)
             yield BucketCopy(
                 table=table,
                 bucket=bucket,
                 records=records,
-                waiting=b"" if self._image is None else self._image.waiting(t, bucket),
+                waiting=waiting,
+                trained=trained,
                 state=self._rows.store.bucket_state(t, bucket),
             )
         yield from self._unpruned_copies()
@@ -254,12 +260,17 @@ class Checkpointer:
         for t, table, bucket in self._rows.places():
             if not len(changed_K := self._changed.of((t, bucket))):
                 continue
-            key_N = _store.record_keys(table.layout, store.export_bucket(t, bucket))
+            records = store.export_bucket(t, bucket)
+            key_N = _store.record_keys(table.layout, records)
             changed_N = np.isin(key_N, changed_K, assume_unique=True)
+            trained: bytes | None = None
+            if self._rows.is_served_otherwise(t):
+                trained = _store.restore_records(table.layout, records, key_N[changed_N])
             yield BucketCopy(
                 table=table,
                 bucket=bucket,
                 records=b"",
+                trained=trained,
                 state=at_keys(store.bucket_state(t, bucket), changed_N),
                 keys=key_N[changed_N],
             )

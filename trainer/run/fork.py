@@ -150,8 +150,19 @@ class _Source:
         self._found, self._saved, self._model = found, found.checkpoint, model
         self._optimizer = parsed(OptimizerConfig, config["optimizer"])
         self._labels = config.get("labels")
-        learned = [store_table(t, i, config["seed"]) for i, t in enumerate(model.tables)]
-        self._tables = {table.name: table for table in (*learned, *history_tables(model))}
+        self._tables, self._served = (
+            {
+                table.name: table
+                for table in (
+                    *(
+                        store_table(t, i, config["seed"], served=served)
+                        for i, t in enumerate(model.tables)
+                    ),
+                    *history_tables(model),
+                )
+            }
+            for served in (False, True)
+        )
 
     def carry_rows(self, state: RunState, *, keep_place: bool) -> dict[str, int]:
         """Bring rows of tables that both models have; return how many, by table."""
@@ -194,17 +205,19 @@ class _Source:
             held = {b for b in news if ownership.holds(rows.ranks.rank, t, b)}
             if not held:
                 continue
-            parts = [Part(*self._found.read_bucket(carrier.old, bucket)) for bucket in olds]
+            served = self._served[carrier.old.name]
+            parts = [Part(*self._found.read_bucket(carrier.old, served, b)) for b in olds]
             for bucket, part in carrier.carry(parts, news):
                 if bucket not in held:
                     continue
+                keys = _store.record_keys(carrier.new.layout, part.records)
                 rows.store.import_records(t, bucket, part.records)
                 if part.state is not None:
                     rows.store.set_bucket_state(t, bucket, part.state)
                 if state.run.publish_budget is not None:
                     # The copy of what nodes hold, from which snapshots are written, takes them.
-                    rows.mark_changed(t, bucket, part.records)
-                yield len(_store.record_keys(carrier.new.layout, part.records))
+                    rows.store.mark_changed(t, bucket, keys)
+                yield len(keys)
 
     def _carry_pruning(self, state: RunState, *, same: bool) -> None:
         """Go on with what pruning remembers, where it is of the same tables."""

@@ -177,7 +177,7 @@ class Versions:
         )
         for t, _, bucket in self._rows.places():
             if bucket % PARTITIONS in owed.damaged:
-                self._rows.mark_changed(t, bucket, self._rows.store.export_bucket(t, bucket))
+                self._rows.mark_changed(t, bucket, self._rows.served_bucket(t, bucket))
 
     def keep_copy(self, after: int, directory: Path) -> None:
         """Write the first version that has learned the events before index `after` as a snapshot.
@@ -399,7 +399,7 @@ class Versions:
         snapshot = self.publication.snapshot_path(base)
         for t, table, bucket, records in read_buckets(self._rows, snapshot):
             changed = [batch.records for batch in owed.batches.get((table.id, bucket), [])]
-            mine = self._rows.store.export_bucket(t, bucket)
+            mine = self._rows.served_bucket(t, bucket)
             # Rows, their slots' slack and the index, with room to spare.
             budget = (64 << 20) + 4 * (len(records) + sum(map(len, changed)))
             theirs = _store.ServingStore(tables=[table], ddr_budget_bytes=budget)
@@ -411,10 +411,10 @@ class Versions:
         return True
 
     def _changes(self) -> Iterator[Change]:
-        for t, table, bucket in self._rows.places():
-            records = self._rows.store.take_changes(t, bucket)
+        for t, _, bucket in self._rows.places():
+            records = self._rows.take_changes(t, bucket)
             if records:
-                yield table, bucket, records
+                yield self._rows.served_tables[t], bucket, records
 
     def _noted(
         self, changes: Iterable[Change], taken: list[tuple[int, int, NDArray[np.uint64]]]

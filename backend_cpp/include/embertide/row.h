@@ -55,6 +55,13 @@ constexpr uint32_t DTypeBytes(DType dtype) {
   return dtype == DType::kFp32 ? 4 : dtype == DType::kInt8 ? 1 : 2;
 }
 
+// The largest value that a row may be given, so that what it reads as is finite.
+constexpr float LargestOf(DType dtype) {
+  if (dtype == DType::kFp16) return 65504.0F;
+  if (dtype == DType::kBf16) return 3.3895314e38F;
+  return dtype == DType::kFp32 ? 3.4028235e38F : 3.4e38F;  // products with a scale round
+}
+
 struct RowLayout {
   uint16_t chunks = 1;     // 1..kMaxChunks
   uint16_t chunk_dim = 0;  // elements of a chunk
@@ -111,6 +118,13 @@ void AppendRecord(const RowRecord& record, std::vector<std::byte>* out);
 // Reads the record at the front of `bytes` and advances `bytes` past it. kCorrupt, naming the
 // offending field, if the bytes are no record of this layout; `bytes` is then unspecified.
 Result<RowRecord> ReadRecord(const RowLayout& layout, std::span<const std::byte>* bytes);
+
+// Appends `records`, of layout `from`, to `out` as records of `to`: each row's values encoded anew.
+// A value that `to` cannot hold becomes its largest one, and so does NaN, as in training.
+// Tombstones stay as they are. kCorrupt as of ReadRecord. Requires: the layouts have the same
+// chunks, and neither is of keys.
+Status ConvertRecords(const RowLayout& from, const RowLayout& to,
+                      std::span<const std::byte> records, std::vector<std::byte>* out);
 
 // The initial value of dimension d of a new row: uniform in [-scale, scale), a function of its
 // arguments alone, so that any rank, device or restart makes the same row.

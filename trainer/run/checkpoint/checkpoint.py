@@ -97,6 +97,7 @@ _BEFORE: dict[str, Any] = {
     **{"journals": {}, "origin": {}},
 }
 _WAITING = "waiting"  # of a bucket
+_TRAINED = "trained"  # of one of a table that is served in another type
 _UNPRUNED = "unpruned"  # in checkpoint.json, and before the names of its arrays
 _OF_UNPRUNED = "unpruned/"  # before the table of a bucket of such rows: no table has such a name
 _KEYS = "key_N"  # of the rows whose state an increment has
@@ -252,17 +253,21 @@ class CheckpointWriter:
         waiting: bytes = b"",
         keys: Keys | None = None,
         *,
+        trained: bytes | None = None,
         is_unpruned: bool = False,
     ) -> None:
         """Write the state of a bucket's trained rows, in key order.
 
-        `waiting` are the records of those that the snapshot has otherwise, or not at all; `keys`
-        says which rows an increment has the state of. A bucket that `is_unpruned` is
-        written whole: no snapshot has its records.
+        `waiting` are the records of those that the snapshot has otherwise, or not at all; `trained`
+        those of all rows, where the snapshot has them in another type; `keys` says which rows an
+        increment has the state of. A bucket that `is_unpruned` is written whole: no snapshot has
+        its records.
         """
         arrays: dict[str, NDArray[Any]] = dict(zip(_STATE, state, strict=True))
         if waiting:
             arrays[_WAITING] = np.frombuffer(waiting, np.uint8)
+        if trained is not None:
+            arrays[_TRAINED] = np.frombuffer(trained, np.uint8)
         if keys is not None:
             arrays[_KEYS] = keys
         data = safetensors.numpy.save(arrays)
@@ -367,8 +372,8 @@ class _Bucket(NamedTuple):
     """A bucket of a checkpoint.
 
     Attributes:
-        records: As nodes hold them.
-        waiting: Trained records that they hold otherwise or lack.
+        records: As they are trained; those that wait may be as nodes hold them.
+        waiting: Trained records that nodes hold otherwise or lack.
         state: State of the trained rows.
         changed: Keys of the rows that an increment has the state of.
     """
@@ -466,8 +471,9 @@ class SavedCheckpoint:
         with contextlib.ExitStack() as stack:
             files = _Files(stack)
             for t, table, bucket in rows.places():
-                state, records = self._state(files, f"{_OF_UNPRUNED}{table.name}", bucket)
-                rows.store.import_records(t, bucket, records)
+                arrays = self._arrays(files, f"{_OF_UNPRUNED}{table.name}", bucket)
+                state = _state_of(arrays)
+                rows.store.import_records(t, bucket, _records_of(arrays, _WAITING))
                 rows.store.set_bucket_state(t, bucket, state)
 
     def sync_states(self) -> list[dict[str, NDArray[Any]]]:
@@ -559,12 +565,13 @@ class SavedCheckpoint:
         rows.seek(named["at"])
         return safetensors.numpy.load(self._prove(name, rows.read(named["bytes"]), named))
 
-    def _state(
-        self, files: "_Files", table: str, bucket: int
-    ) -> "tuple[_store.BucketState, bytes]":
-        arrays = self._arrays(files, table, bucket)
-        waiting = arrays[_WAITING].tobytes() if _WAITING in arrays else b""
-        return _state_of(arrays), waiting
+    def _trained(self, arrays: Mapping[str, NDArray[Any]], table: str, bucket: int) -> bytes:
+        """Return the trained rows of a bucket that the snapshot has in another type."""
+        if _TRAINED not in arrays:
+            raise self._refusal(
+                self._folder / _ROWS, f"lacks the trained rows of table {table}, bucket {bucket}"
+            )
+        return _records_of(arrays, _TRAINED)
 
     def _progress(self, rows: EmbeddingStore) -> tuple[int, int, list[bytes]]:
         steps, pruned_at, states = self.checkpoint.rows
@@ -587,40 +594,56 @@ class SavedCheckpoint:
         """
         with contextlib.ExitStack() as stack:
             files = _Files(stack)
-            for t, table, bucket, records in self._buckets_of_snapshot(rows):
-                found = self._rows_of(files, table, bucket, records)
+            for t, served, bucket, records in self._buckets_of_snapshot(rows):
+                found = self._rows_of(files, rows.tables[t], served, bucket, records)
                 if found.changed is not None:
                     self.changed.add((t, bucket), found.changed)
                 rows.store.import_records(t, bucket, found.records)
                 rows.store.import_records(t, bucket, found.waiting)
                 rows.store.set_bucket_state(t, bucket, found.state)
-                rows.mark_changed(t, bucket, found.waiting)
+                waiting = _store.record_keys(rows.tables[t].layout, found.waiting)
+                rows.store.mark_changed(t, bucket, waiting)
             rows.resume(
                 self._progress(rows),
                 same_owners=self.checkpoint.plan == plan.text(rows.config, rows.ownership),
             )
 
     def _rows_of(
-        self, files: "_Files", table: _store.TableConfig, bucket: int, records: bytes
+        self,
+        files: "_Files",
+        table: _store.TableConfig,
+        served: _store.TableConfig,
+        bucket: int,
+        records: bytes,
     ) -> "_Bucket":
         """Return a bucket, `records` being those of the snapshot."""
+        apart = table.layout.dtype != served.layout.dtype
         if self._base is None or self._chain is None:
-            state, waiting = self._state(files, table.name, bucket)
+            arrays = self._arrays(files, table.name, bucket)
+            state, waiting = _state_of(arrays), _records_of(arrays, _WAITING)
+            if apart:
+                trained = self._trained(arrays, table.name, bucket)
+                waiting = _held_otherwise(table.layout, trained, served.layout, records)
+                records = trained
             return _Bucket(records, waiting, state)
-        before = _store.record_keys(table.layout, records)
-        state, waiting = self._base._state(files, table.name, bucket)
-        steps = self.checkpoint.rows[0] - self._base.checkpoint.rows[0]
+        before = _store.record_keys(served.layout, records)
+        of_base = self._base._arrays(files, table.name, bucket)
         changed: tuple[Keys, _store.BucketState] | None = None
+        more = b""
         if (table.name, bucket) in self._buckets:
             arrays = self._arrays(files, table.name, bucket)
             changed = arrays[_KEYS], _state_of(arrays)
+            more = self._trained(arrays, table.name, bucket) if apart else b""
+        steps = self.checkpoint.rows[0] - self._base.checkpoint.rows[0]
         with self._resting():
             records = _store.merge_records(
-                table.layout, records, self._chain.records(table.id, bucket)
+                served.layout, records, self._chain.records(table.id, bucket)
             )
-            state = overlaid(
-                _store.record_keys(table.layout, records), (before, state), changed, steps
-            )
+            key_N = _store.record_keys(served.layout, records)
+            state = overlaid(key_N, (before, _state_of(of_base)), changed, steps)
+            if apart:
+                trained = self._base._trained(of_base, table.name, bucket)
+                records = _trained_at(table.layout, key_N, trained, more)
         return _Bucket(records, b"", state, None if changed is None else changed[0])
 
     def _buckets_of_snapshot(
@@ -633,9 +656,14 @@ class SavedCheckpoint:
             raise self._refusal(self._snapshot, f"is harmed ({error})") from error
 
     def read_bucket(
-        self, table: _store.TableConfig, bucket: int
+        self, table: _store.TableConfig, served: _store.TableConfig, bucket: int
     ) -> "tuple[bytes, _store.BucketState]":
-        """Return the records of a bucket's trained rows, and the state of each, by its own table.
+        """Return the records of a bucket's trained rows, and the state of each.
+
+        Args:
+            table: Its table, as its run trains it.
+            served: The same as its snapshot has it.
+            bucket: Which of its buckets.
 
         Raises:
             HarmedCheckpointError: A file of it, or of the snapshot, is not what was written.
@@ -646,13 +674,14 @@ class SavedCheckpoint:
             self._infos = {(each["table"], each["bucket"]): each for each in fields}
         info = _store.BucketFileInfo(**self._infos[table.name, bucket])
         try:
-            records = _store.read_bucket_file(str(self._snapshot), table, info)
+            records = _store.read_bucket_file(str(self._snapshot), served, info)
         except _store.StoreError as error:
             raise self._refusal(self._snapshot, f"is harmed ({error})") from error
         with contextlib.ExitStack() as stack:
-            found = self._rows_of(_Files(stack), table, bucket, records)
+            found = self._rows_of(_Files(stack), table, served, bucket, records)
         if found.waiting:
-            return _store.merge_records(table.layout, records, [found.waiting]), found.state
+            records = _store.merge_records(table.layout, found.records, [found.waiting])
+            return records, found.state
         return found.records, found.state
 
     @property
@@ -774,6 +803,32 @@ def _drop_others(parent: Path, kept: set[Path]) -> None:
 def _state_of(arrays: Mapping[str, NDArray[Any]]) -> "_store.BucketState":
     accumulator_N, age_N, utility_NC, steps_N, elements_NE = (arrays[each] for each in _STATE)
     return accumulator_N, age_N, utility_NC, steps_N, elements_NE
+
+
+def _records_of(arrays: Mapping[str, NDArray[Any]], name: str) -> bytes:
+    return arrays[name].tobytes() if name in arrays else b""
+
+
+def _held_otherwise(
+    layout: _store.RowLayout, trained: bytes, served: _store.RowLayout, held: bytes
+) -> bytes:
+    """Return the trained records that nodes, which have `held`, would not read as they are."""
+    encoded = _store.convert_records(layout, served, trained)
+    waiting = _store.differing_records(served, encoded, held)
+    return _store.restore_records(layout, trained, _store.record_keys(served, waiting))
+
+
+def _trained_at(layout: _store.RowLayout, key_N: Keys, base: bytes, changed: bytes) -> bytes:
+    """Return the trained records of `key_N`, ascending: those that changed, and else the base's.
+
+    Raises:
+        ValueError: A row is in neither.
+    """
+    records = _store.merge_records(layout, base, [changed])
+    lacking = int((~np.isin(key_N, _store.record_keys(layout, records))).sum())
+    if lacking:
+        raise ValueError(f"{lacking} rows have no trained values")
+    return _store.restore_records(layout, records, key_N)
 
 
 def _waiting(

@@ -86,6 +86,8 @@ class BucketCopy:
         records: As nodes hold them.
         state: State of the trained rows.
         waiting: Trained records that nodes hold otherwise or lack (`PublishedImage`).
+        trained: Of a table that is served in another type: all trained records, or for an increment
+            those of `keys`; nothing waits then. None: of any other.
         keys: For an increment, the keys of `state`; it has no records.
         is_unpruned: Whether it is of the unpruned rows, whose records are `waiting`: no snapshot
             has them.
@@ -96,6 +98,7 @@ class BucketCopy:
     records: bytes
     state: "_store.BucketState"
     waiting: bytes = b""
+    trained: bytes | None = None
     keys: Keys | None = None
     is_unpruned: bool = False
 
@@ -103,7 +106,7 @@ class BucketCopy:
     def bytes(self) -> int:
         """Bytes that it counts against the bound."""
         state = sum(array.nbytes for array in self.state)
-        return len(self.records) + len(self.waiting) + state
+        return len(self.records) + len(self.waiting) + len(self.trained or b"") + state
 
 
 class _Handover:
@@ -328,6 +331,7 @@ class Saver:
                 copy.bucket,
                 copy.state,
                 copy.waiting,
+                trained=copy.trained,
                 keys=copy.keys,
                 is_unpruned=copy.is_unpruned,
             )
@@ -365,6 +369,7 @@ class Saver:
                     copy.bucket,
                     copy.state,
                     copy.waiting,
+                    trained=copy.trained,
                     is_unpruned=copy.is_unpruned,
                 )
                 if not copy.is_unpruned:
