@@ -75,7 +75,7 @@ CLAIMS = {
         (
             "weights of fewer bits, or packed",
             "e2e/test_dense_plugin.py",
-            "bf16 or packs or pack",
+            "scored_in_a_type or converted or packs or pack",
             "F.3",
         ),
         ("served scores are the net's", "e2e/test_net_serving.py", "scores", "F.5"),

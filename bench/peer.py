@@ -53,7 +53,8 @@ class TritonPythonModel:
     def _load_net(self, directory: Path, options: dict[str, str]) -> nn.Module:
         net = Probability(Dlrm(Shape(**json.loads(options["shape"])).config()))
         net.load_state_dict(load_file(directory / "net.safetensors"))
-        return net.eval()
+        self.net_dtype = torch.bfloat16 if options["bf16"] == "1" else torch.float32
+        return net.eval().to(self.net_dtype)
 
     def _load_tables(self, rows_FRd: Any) -> None:
         bag = nn.EmbeddingBag.from_pretrained
@@ -99,7 +100,8 @@ class TritonPythonModel:
         if self.net is None:
             return x_BE, counts
         dense_BD = tensor(_joined(requests, DENSE, 1 if self.jagged else 0)).reshape(len(x_BE), -1)
-        return self.net(dense_BD, x_BE).reshape(-1, 1), counts
+        scores: Tensor = self.net(dense_BD.to(self.net_dtype), x_BE.to(self.net_dtype))
+        return scores.float().reshape(-1, 1), counts
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer the requests of one execution, all in one pass."""

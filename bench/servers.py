@@ -44,10 +44,11 @@ from {module} import TritonPythonModel
 
 Kind = Literal["ranking", "lookup"]
 Side = Literal["ours", "python", "aoti", "fill"]
-Form = Literal["", "stacked"] | aoti.Form
+Form = Literal["", "stacked", "bf16"] | aoti.Form
 _FORM_NAMES: dict[Form, str] = {
     "": "",
     "stacked": "tables stacked, ",
+    "bf16": "",
     "bags": "EmbeddingBag, ",
     "rows": "its lookups fused, ",
     "tuned": "its lookups fused, max-autotune, ",
@@ -112,7 +113,8 @@ class Variant:
     instances: int = 1
     threads: int = 1  # of each instance; of the peers', torch's
     batching: bool = True  # Triton puts waiting requests together
-    form: Form = ""  # "stacked": the Python peer holds all tables in one EmbeddingBag
+    # "stacked": the Python peer holds all tables in one EmbeddingBag; "bf16": its net is in bf16.
+    form: Form = ""
 
     @property
     def model(self) -> str:
@@ -169,6 +171,7 @@ def _peer_parameters(variant: Variant, shape: Shape, files: Files) -> dict[str, 
         "directory": str(files.peer),
         "jagged": str(int(shape.bag > 1)),
         "stacked": str(int(variant.form == "stacked")),
+        "bf16": str(int(variant.form == "bf16")),
         "threads": str(variant.threads),
         "shape": json.dumps(dataclasses.asdict(shape)),
     }

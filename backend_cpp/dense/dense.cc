@@ -33,10 +33,18 @@ Result<const EmbertideDensePlugin*> LoadPlugin(const std::string& path) {
   return plugin;
 }
 
-DenseProgram::Bf16 Bf16Of(EmbertideDenseBf16 bf16) {
-  if (bf16 == EMBERTIDE_DENSE_BF16_NONE) return DenseProgram::Bf16::kNone;
-  return bf16 == EMBERTIDE_DENSE_BF16_READY ? DenseProgram::Bf16::kReady
-                                            : DenseProgram::Bf16::kNoCpu;
+DenseProgram::Reduced ReducedOf(EmbertideDenseReduced reduced) {
+  switch (reduced) {
+    case EMBERTIDE_DENSE_REDUCED_NONE:
+      return DenseProgram::Reduced::kNone;
+    case EMBERTIDE_DENSE_REDUCED_READY:
+      return DenseProgram::Reduced::kReady;
+    case EMBERTIDE_DENSE_REDUCED_NO_CPU:
+      return DenseProgram::Reduced::kNoCpu;
+    case EMBERTIDE_DENSE_REDUCED_UNKNOWN:
+      break;
+  }
+  return DenseProgram::Reduced::kUnknown;
 }
 
 Code CodeOf(int result, Code otherwise) {
@@ -102,7 +110,8 @@ Result<std::unique_ptr<DenseProgram>> DenseProgram::Open(const std::string& plug
   program->dense_features_ = shape.dense_features;
   program->embedding_dim_ = shape.embedding_dim;
   program->heads_ = shape.heads;
-  program->bf16_ = Bf16Of(shape.bf16);
+  program->reduced_ = ReducedOf(shape.reduced);
+  if (shape.reduced_type != nullptr) program->reduced_type_ = shape.reduced_type;
   if (shape.context_embeddings != nullptr) {
     program->context_dense_.assign(shape.context_dense, shape.context_dense + shape.dense_features);
     program->context_embeddings_.assign(shape.context_embeddings,
@@ -116,7 +125,7 @@ DenseProgram::~DenseProgram() {
 }
 
 Result<std::shared_ptr<const DenseWeights>> DenseProgram::Load(std::span<const DenseTensor> tensors,
-                                                               bool bf16) const {
+                                                               bool reduced) const {
   std::vector<EmbertideDenseTensor> views;
   views.reserve(tensors.size());
   for (const DenseTensor& tensor : tensors) {
@@ -125,7 +134,7 @@ Result<std::shared_ptr<const DenseWeights>> DenseProgram::Load(std::span<const D
   }
   EmbertideDenseWeights* weights = nullptr;
   std::array<char, kErrorBytes> error{};
-  const int result = plugin_->load(program_, views.data(), views.size(), bf16 ? 1 : 0, &weights,
+  const int result = plugin_->load(program_, views.data(), views.size(), reduced ? 1 : 0, &weights,
                                    error.data(), error.size());
   if (result != EMBERTIDE_DENSE_OK) {
     return Status(CodeOf(result, Code::kDeviceError), error.data());

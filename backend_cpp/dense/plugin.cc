@@ -13,11 +13,12 @@
 // products takes: it may be given them as oneDNN packs them. With "context": {"dense": [[begin,
 // end], ..], "embeddings": [..], "direct": [name, ..], "prepared": [[..], ..]} those columns are
 // the user's, and there are the program "context" and, if a tensor is prepared, "prepare"
-// (trainer/model/rewrite/package.py). With "bf16": {"rows": n, "weights": [name, ..]} there is a
-// program "bf16" of the same inputs, but that those weights are bf16, in the form that oneDNN packs
-// them in; it is for n samples and more (trainer/model/bf16.py). In "context" it is {"rows": n,
-// "tensors": [place, ..]}, places among the direct parameters and prepared tensors, and the program
-// is "context_bf16". With "one_user": n in "context" there is a program "context_one_user" of the
+// (trainer/model/rewrite/package.py). With "reduced": {"type": t, "rows": n, "weights": [name, ..]}
+// there is a program "reduced" of the same inputs, but that those weights are of that type: "bf16",
+// in the form that oneDNN packs them in, or "int8", whose scales are inputs behind all others; it
+// is for n samples and more (trainer/model/reduced.py). In "context" it is {"rows": n, "tensors":
+// [place, ..]}, places among the direct parameters and prepared tensors, and the program is
+// "context_reduced". With "one_user": n in "context" there is a program "context_one_user" of the
 // same inputs for one user, whose values are not copied for each candidate; it is for n candidates
 // of him and more. "packed" and "one_user_packed" in "context" are places among the direct
 // parameters and prepared tensors, for "context_products" and "context_one_user". "prepare" takes
@@ -25,6 +26,7 @@
 // context_embeddings, candidate_dense, candidate_embeddings, the user of each candidate (int64),
 // the direct parameters and the prepared tensors; its outputs are as those of the other.
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/from_blob.h>
@@ -72,14 +74,26 @@ bool MklIsSlow() {
 #endif
 }
 
-// Whether oneDNN has products in bf16 that are faster: a CPU with AMX has this, too.
-bool HasBf16() {
+enum class Type : uint8_t { kBf16, kInt8 };
+
+struct ReducedType {
+  Type type;
+  bool on_this_cpu;  // whether oneDNN has products in it that are faster, and exact in int8
+};
+
+// The type of this name; none for what this build does not know.
+std::optional<ReducedType> ReducedTypeOf(const std::string& name) {
+  bool bf16 = false;
+  bool int8 = false;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  return __builtin_cpu_supports("avx512bf16") != 0;
-#else
-  return false;
+  // A CPU with AMX has those of AVX-512, too.
+  bf16 = __builtin_cpu_supports("avx512bf16") != 0;
+  int8 = __builtin_cpu_supports("avx512vnni") != 0 || __builtin_cpu_supports("avxvnni") != 0;
 #endif
+  if (name == "bf16") return ReducedType{Type::kBf16, bf16};
+  if (name == "int8") return ReducedType{Type::kInt8, int8};
+  return std::nullopt;
 }
 
 // Places among so many tensors that the description has under a name, if it has it.
@@ -96,15 +110,15 @@ std::vector<size_t> PlacesOf(const embertide::Json& json, const char* name, size
 // A version's tensors as the programs of a `BySize` take them; what is alike shares its memory.
 struct Forms {
   std::vector<at::Tensor> plain;
-  std::vector<at::Tensor> packed;  // for many rows
-  std::vector<at::Tensor> bf16;    // empty: the program in bf16 is not run
+  std::vector<at::Tensor> packed;   // for many rows
+  std::vector<at::Tensor> reduced;  // empty: the program in reduced precision is not run
 };
 
 // A program to run, and the tensors that it takes.
 struct Chosen {
   Loader& program;
   const std::vector<at::Tensor>& tensors;
-  bool in_bf16 = false;
+  bool reduced = false;
 };
 
 // The tensors with some of them of a type and packed for oneDNN, which a product would do each
@@ -116,6 +130,20 @@ std::vector<at::Tensor> Packed(std::vector<at::Tensor> tensors, const std::vecto
                                .typed<at::Tensor(const at::Tensor&, std::optional<int64_t>)>();
   for (const size_t at : places) {
     tensors[at] = pack.call(tensors[at].to(type), kPackedRows);
+  }
+  return tensors;
+}
+
+// The tensors with some of them in int8; the scales of their rows come behind, in that order. As
+// trainer/model/reduced.py has it: 127 levels on both sides of 0, and NaN for what is not finite.
+std::vector<at::Tensor> InInt8(std::vector<at::Tensor> tensors, const std::vector<size_t>& places) {
+  constexpr double kLevels = 127;
+  constexpr double kLeast = 1e-30;
+  for (const size_t at : places) {
+    const at::Tensor size = tensors[at].abs() * (1 / kLevels);
+    const at::Tensor scale = (size + (size - size)).clamp_min(kLeast).amax(1, /*keepdim=*/true);
+    tensors[at] = (tensors[at] / scale).round().nan_to_num(0).to(at::kChar);
+    tensors.push_back(scale.squeeze(1));
   }
   return tensors;
 }
@@ -132,22 +160,27 @@ class BySize {
     packed_ = PlacesOf(json, "packed", tensors);
     many_.emplace(package, name);
   }
-  // `weights`: places among the tensors that the program takes. Requires: HasBf16.
-  void TakeBf16(const char* package, const char* name, int64_t first, std::vector<size_t> weights) {
-    first_in_bf16_ = first;
-    bf16_weights_ = std::move(weights);
-    in_bf16_.emplace(package, name);
+  // `weights`: places among the tensors that the program takes. Requires: a type that this CPU has.
+  void TakeReduced(const char* package, const char* name, Type type, int64_t first,
+                   std::vector<size_t> weights) {
+    type_ = type;
+    first_reduced_ = first;
+    reduced_weights_ = std::move(weights);
+    reduced_.emplace(package, name);
   }
   Loader& any() { return few_; }
-  // Packs what the programs take packed; `bf16`: for the one in bf16, too, if there is one.
-  void Pack(bool bf16, Forms* forms) const {
+  // Packs what the programs take packed; `reduced`: for the one in reduced precision, too, if there
+  // is one.
+  void Pack(bool reduced, Forms* forms) const {
     forms->packed = Packed(forms->plain, packed_);
-    if (bf16) forms->bf16 = Packed(forms->plain, bf16_weights_, at::kBFloat16);
+    if (!reduced || !reduced_) return;
+    forms->reduced = type_ == Type::kInt8 ? InInt8(forms->plain, reduced_weights_)
+                                          : Packed(forms->plain, reduced_weights_, at::kBFloat16);
   }
   // The program that is fastest for so many rows, of those that the forms are there for.
   Chosen For(int64_t rows, const Forms& forms) {
-    if (in_bf16_ && !forms.bf16.empty() && rows >= first_in_bf16_) {
-      return {*in_bf16_, forms.bf16, true};
+    if (reduced_ && !forms.reduced.empty() && rows >= first_reduced_) {
+      return {*reduced_, forms.reduced, true};
     }
     if (many_ && rows >= first_) return {*many_, forms.packed};
     return {few_, forms.plain};
@@ -156,11 +189,12 @@ class BySize {
  private:
   Loader few_;
   std::optional<Loader> many_;
-  std::optional<Loader> in_bf16_;
-  std::vector<size_t> bf16_weights_;
+  std::optional<Loader> reduced_;
+  Type type_ = Type::kBf16;  // of `reduced_`
+  std::vector<size_t> reduced_weights_;
   std::vector<size_t> packed_;  // of the program for many
   int64_t first_ = 0;
-  int64_t first_in_bf16_ = 0;
+  int64_t first_reduced_ = 0;
 };
 
 // The programs for users and candidates.
@@ -186,6 +220,7 @@ struct EmbertideDenseProgram {
   std::optional<Loader> one_sample;
   std::unique_ptr<ContextPrograms> contexts;  // null without
   EmbertideDenseShape shape{};
+  std::string reduced_type;
   std::vector<Parameter> parameters;
 };
 
@@ -256,9 +291,11 @@ void ReadContexts(const char* package, const embertide::Json& json,
     contexts->one_user_packed = PlacesOf(json, "one_user_packed", tensors);
     contexts->one_user.emplace(package, "context_one_user");
   }
-  if (json.contains("bf16") && HasBf16()) {
-    contexts->run.TakeBf16(package, "context_bf16", json.at("bf16").at("rows"),
-                           PlacesOf(json.at("bf16"), "tensors", tensors));
+  const auto type = ReducedTypeOf(program->reduced_type);
+  if (json.contains("reduced") && type && type->on_this_cpu) {
+    const auto& reduced = json.at("reduced");
+    contexts->run.TakeReduced(package, "context_reduced", type->type, reduced.at("rows"),
+                              PlacesOf(reduced, "tensors", tensors));
   }
   if (!contexts->prepared.empty()) contexts->prepare.emplace(package, "prepare");
   program->shape.context_dense = contexts->dense.data();
@@ -266,14 +303,21 @@ void ReadContexts(const char* package, const embertide::Json& json,
   program->contexts = std::move(contexts);
 }
 
-void ReadBf16(const char* package, const embertide::Json& json, EmbertideDenseProgram* program) {
-  program->shape.bf16 = HasBf16() ? EMBERTIDE_DENSE_BF16_READY : EMBERTIDE_DENSE_BF16_NO_CPU;
-  if (!HasBf16()) return;
+void ReadReduced(const char* package, const embertide::Json& json, EmbertideDenseProgram* program) {
+  program->reduced_type = json.at("type");
+  program->shape.reduced_type = program->reduced_type.c_str();
+  const auto type = ReducedTypeOf(program->reduced_type);
+  if (!type || !type->on_this_cpu) {
+    program->shape.reduced =
+        type ? EMBERTIDE_DENSE_REDUCED_NO_CPU : EMBERTIDE_DENSE_REDUCED_UNKNOWN;
+    return;
+  }
+  program->shape.reduced = EMBERTIDE_DENSE_REDUCED_READY;
   std::vector<size_t> places;
   for (const auto& name : json.at("weights")) {
-    places.push_back(PlaceOf(*program, name.template get<std::string>(), "in bf16"));
+    places.push_back(PlaceOf(*program, name.template get<std::string>(), "in reduced precision"));
   }
-  program->program.TakeBf16(package, "bf16", json.at("rows"), std::move(places));
+  program->program.TakeReduced(package, "reduced", type->type, json.at("rows"), std::move(places));
 }
 
 void ReadDescription(const char* package, EmbertideDenseProgram* program) {
@@ -297,7 +341,7 @@ void ReadDescription(const char* package, EmbertideDenseProgram* program) {
   }
   program->program.TakeProducts(package, "products", json, program->parameters.size());
   if (json.value("one_sample", false)) program->one_sample.emplace(package, "one_sample");
-  if (json.contains("bf16")) ReadBf16(package, json.at("bf16"), program);
+  if (json.contains("reduced")) ReadReduced(package, json.at("reduced"), program);
   if (json.contains("context")) ReadContexts(package, json.at("context"), program);
 }
 
@@ -352,7 +396,7 @@ void PrepareContexts(const ContextPrograms& contexts, EmbertideDenseWeights* wei
 }
 
 int Load(const EmbertideDenseProgram* program, const EmbertideDenseTensor* tensors, size_t count,
-         int bf16, EmbertideDenseWeights** out, char* error, size_t capacity) {
+         int reduced, EmbertideDenseWeights** out, char* error, size_t capacity) {
   return Guard(error, capacity, [&] {
     const c10::InferenceMode inference;
     if (count != program->parameters.size()) {
@@ -375,9 +419,9 @@ int Load(const EmbertideDenseProgram* program, const EmbertideDenseTensor* tenso
     }
     if (program->contexts != nullptr) PrepareContexts(*program->contexts, weights.get());
     UseThisThreadAlone();
-    program->program.Pack(bf16 != 0, &weights->tensors);
+    program->program.Pack(reduced != 0, &weights->tensors);
     if (program->contexts != nullptr) {
-      program->contexts->run.Pack(bf16 != 0, &weights->of_contexts);
+      program->contexts->run.Pack(reduced != 0, &weights->of_contexts);
       weights->of_one_user = Packed(weights->of_contexts.plain, program->contexts->one_user_packed);
     }
     *out = weights.release();
@@ -416,7 +460,7 @@ int Run(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights, in
     inputs.push_back(view(dense, program->shape.dense_features));
     inputs.push_back(view(embeddings, program->shape.embedding_dim));
     const Chosen chosen = program->program.For(batch, weights->tensors);
-    const bool alone = batch == 1 && program->one_sample && !chosen.in_bf16;
+    const bool alone = batch == 1 && program->one_sample && !chosen.reduced;
     const auto& taken = alone ? weights->tensors.plain : chosen.tensors;
     inputs.insert(inputs.end(), taken.begin(), taken.end());
     Loader& runs = alone ? *program->one_sample : chosen.program;
@@ -465,7 +509,7 @@ int RunContexts(EmbertideDenseProgram* program, const EmbertideDenseWeights* wei
     const uint32_t heads = program->shape.heads;
     const int64_t candidates = request->candidates;
     const Chosen chosen = contexts.run.For(candidates, weights->of_contexts);
-    const bool apart = !chosen.in_bf16 && contexts.one_user &&
+    const bool apart = !chosen.reduced && contexts.one_user &&
                        candidates >= contexts.one_user_from * request->users;
     if (!apart) {
       const ContextRows all{.users = request->users, .candidates = candidates};

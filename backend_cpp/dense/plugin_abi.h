@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define EMBERTIDE_DENSE_ABI 4
+#define EMBERTIDE_DENSE_ABI 5
 #define EMBERTIDE_DENSE_ENTRY "embertide_dense_plugin"
 
 typedef struct EmbertideDenseProgram EmbertideDenseProgram;
@@ -27,16 +27,18 @@ typedef struct {
 } EmbertideDenseTensor;
 
 typedef enum {
-  EMBERTIDE_DENSE_BF16_NONE = 0,    // the package has no program in bf16
-  EMBERTIDE_DENSE_BF16_READY = 1,   // it has one, which this CPU can run
-  EMBERTIDE_DENSE_BF16_NO_CPU = 2,  // it has one, and this CPU lacks the instructions
-} EmbertideDenseBf16;
+  EMBERTIDE_DENSE_REDUCED_NONE = 0,     // the package has no program in reduced precision
+  EMBERTIDE_DENSE_REDUCED_READY = 1,    // it has one, which this CPU can run
+  EMBERTIDE_DENSE_REDUCED_NO_CPU = 2,   // it has one, and this CPU lacks the instructions
+  EMBERTIDE_DENSE_REDUCED_UNKNOWN = 3,  // it has one in a type that this build does not know
+} EmbertideDenseReduced;
 
 typedef struct {
   uint32_t dense_features;
   uint32_t embedding_dim;
   uint32_t heads;  // scores of a sample
-  EmbertideDenseBf16 bf16;
+  EmbertideDenseReduced reduced;
+  const char* reduced_type;  // "bf16", "int8"; the program's own; null without
   // If the program takes users and candidates, too: a byte for each column of DENSE and of the
   // embeddings, 1 for the user's; the program's own. Null without.
   const uint8_t* context_dense;
@@ -66,11 +68,11 @@ struct EmbertideDensePlugin {
   int (*open)(const char* package, EmbertideDenseProgram** program, EmbertideDenseShape* shape,
               char* error, size_t capacity);
   void (*close)(EmbertideDenseProgram* program);
-  // Copies the tensors; with `bf16` not 0, runs of many samples multiply in bf16, by weights that
-  // are converted here. Requires: then a program whose shape says EMBERTIDE_DENSE_BF16_READY.
-  // Thread-safe.
+  // Copies the tensors; with `reduced` not 0, runs of many samples multiply in reduced precision,
+  // by weights that are converted here. Requires: then a program whose shape says
+  // EMBERTIDE_DENSE_REDUCED_READY. Thread-safe.
   int (*load)(const EmbertideDenseProgram* program, const EmbertideDenseTensor* tensors,
-              size_t count, int bf16, EmbertideDenseWeights** weights, char* error,
+              size_t count, int reduced, EmbertideDenseWeights** weights, char* error,
               size_t capacity);
   void (*drop)(EmbertideDenseWeights* weights);
   // One thread of a program at a time. `scores`: an array of `batch` for each head.

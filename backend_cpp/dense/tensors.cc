@@ -56,21 +56,22 @@ double Number(const Json& json, const char* field) {
 
 }  // namespace
 
-Result<std::optional<Bf16Measurement>> ParseBf16(std::span<const std::byte> bytes) {
+Result<std::optional<ReducedMeasurement>> ParseReduced(std::span<const std::byte> bytes) {
   try {
     const Json json = ReadHeader(bytes).first;
     const auto metadata = json.find("__metadata__");
-    if (metadata == json.end() || !metadata->contains("bf16")) {
-      return std::optional<Bf16Measurement>();
+    if (metadata == json.end() || !metadata->contains("reduced")) {
+      return std::optional<ReducedMeasurement>();
     }
-    const Json said = Json::parse(metadata->at("bf16").get<std::string>());
-    return std::optional(Bf16Measurement{.taken = said.at("taken").get<bool>(),
-                                         .events = said.at("events").get<uint64_t>(),
-                                         .auc_loss = Number(said, "auc_loss"),
-                                         .max_error = Number(said, "max_error"),
-                                         .why_refused = said.at("why").get<std::string>()});
+    const Json said = Json::parse(metadata->at("reduced").get<std::string>());
+    return std::optional(ReducedMeasurement{.type = said.at("type").get<std::string>(),
+                                            .taken = said.at("taken").get<bool>(),
+                                            .events = said.at("events").get<uint64_t>(),
+                                            .auc_loss = Number(said, "auc_loss"),
+                                            .max_error = Number(said, "max_error"),
+                                            .why_refused = said.at("why").get<std::string>()});
   } catch (const std::exception& error) {
-    return Status(Code::kCorrupt, std::string("safetensors: bf16: ") + error.what());
+    return Status(Code::kCorrupt, std::string("safetensors: reduced: ") + error.what());
   }
 }
 

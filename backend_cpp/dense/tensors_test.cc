@@ -30,23 +30,24 @@ TEST(TensorsTest, NamesShapesAndValuesAreReadAsTheyStand) {
   EXPECT_EQ(tensors.value()[1].values, (std::vector<float>{1.5F, -2.0F}));
 }
 
-TEST(TensorsTest, WhatBf16CostsIsReadFromTheMetadata) {
-  const auto none = ParseBf16(File(R"({"__metadata__":{"a":"b"}})", {}));
+TEST(TensorsTest, WhatReducedPrecisionCostsIsReadFromTheMetadata) {
+  const auto none = ParseReduced(File(R"({"__metadata__":{"a":"b"}})", {}));
   ASSERT_TRUE(none.ok()) << none.status().ToString();
   EXPECT_FALSE(none.value().has_value());
   const auto file = [](const std::string& fields) {
-    return ParseBf16(File(R"({"__metadata__":{"bf16":"{)" + fields + R"(}"}})", {}));
+    return ParseReduced(File(R"({"__metadata__":{"reduced":"{)" + fields + R"(}"}})", {}));
   };
-  const auto found =
-      file(R"(\"taken\":false,\"events\":7,\"auc_loss\":0.25,\"max_error\":1e-3,\"why\":\"far\")");
+  const auto found = file(R"(\"type\":\"int8\",\"taken\":false,\"events\":7,\"auc_loss\":0.25,)"
+                          R"(\"max_error\":1e-3,\"why\":\"far\")");
   ASSERT_TRUE(found.ok()) << found.status().ToString();
   ASSERT_TRUE(found.value().has_value());
+  EXPECT_EQ(found.value()->type, "int8");
   EXPECT_FALSE(found.value()->taken);
   EXPECT_EQ(found.value()->events, 7U);
   EXPECT_EQ(found.value()->auc_loss, 0.25);
   EXPECT_EQ(found.value()->max_error, 1e-3);
   EXPECT_EQ(found.value()->why_refused, "far");
-  const auto corrupt = file(R"(\"taken\":true,\"events\":-7)");
+  const auto corrupt = file(R"(\"type\":\"bf16\",\"taken\":true,\"events\":-7)");
   ASSERT_FALSE(corrupt.ok());
   EXPECT_NE(corrupt.status().ToString().find("-7 is no integer"), std::string::npos)
       << corrupt.status().ToString();

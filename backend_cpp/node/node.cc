@@ -25,7 +25,7 @@
 #include "node/readiness.h"
 #include "node/recovery.h"
 #include "node/remote.h"
-#include "node/served_bf16.h"
+#include "node/served_reduced.h"
 #include "node/version_gate.h"
 #include "node/warm_up.h"
 
@@ -453,8 +453,8 @@ Status Node::LoadDense() {
   Result<std::unique_ptr<DenseProgram>> program = OpenProgram();
   if (!program.ok()) return program.status();
   program_ = std::move(*program);
-  if (program_->bf16() != DenseProgram::Bf16::kNone) {
-    served_bf16_ = std::make_unique<ServedBf16>(options().log);
+  if (program_->reduced() != DenseProgram::Reduced::kNone) {
+    served_reduced_ = std::make_unique<ServedReduced>(program_->reduced_type(), options().log);
   }
   EMBERTIDE_RETURN_IF_ERROR(LoadTransforms());
   const size_t dense = transforms_ ? transforms_->outputs() : manifest().dense_features;
@@ -501,10 +501,11 @@ Result<std::shared_ptr<const DenseWeights>> Node::LoadWeights(
     std::span<const std::byte> tensors) const {
   const Result<std::vector<DenseTensor>> parsed = ParseTensors(tensors);
   if (!parsed.ok()) return parsed.status();
-  if (served_bf16_ == nullptr) return program_->Load(parsed.value());
-  const Result<std::optional<Bf16Measurement>> measured = ParseBf16(tensors);
+  if (served_reduced_ == nullptr) return program_->Load(parsed.value());
+  const Result<std::optional<ReducedMeasurement>> measured = ParseReduced(tensors);
   if (!measured.ok()) return measured.status();
-  return program_->Load(parsed.value(), served_bf16_->Take(program_->bf16(), measured.value()));
+  const bool taken = served_reduced_->Take(program_->reduced(), measured.value());
+  return program_->Load(parsed.value(), taken);
 }
 
 // Null for a node that leaves the dense part alone.

@@ -9,7 +9,7 @@
 
 #include "base/clock.h"
 #include "base/sleep.h"
-#include "node/served_bf16.h"
+#include "node/served_reduced.h"
 #include "triton/edge.h"
 
 namespace embertide::triton {
@@ -53,9 +53,11 @@ constexpr FamilyInfo kFamilies[] = {
     {"embertide_contexts_total", kCounter,
      "Of requests with contexts: requests, contexts, candidates, keys that were not repeated, and "
      "candidates whose context the dense net computed once"},
-    {"embertide_dense_bf16", kGauge, "1 while the newest version's dense net multiplies in bf16"},
-    {"embertide_dense_bf16_versions_total", kCounter,
-     "Versions loaded of a model that chose bf16, by result: taken, refused, no_cpu"},
+    {"embertide_dense_reduced", kGauge,
+     "1 while the newest version's dense net multiplies in the type that its run chose"},
+    {"embertide_dense_reduced_versions_total", kCounter,
+     "Versions loaded of a model that chose bf16 or int8, by result: taken, refused, no_cpu, "
+     "unknown"},
     {"embertide_lookup_duration_us", kHistogram,
      "Time in which the rows of requests answered together were found and pooled"},
     {"embertide_rows", kGauge, "Rows resident in the node"},
@@ -333,12 +335,14 @@ void ModelMetrics::AddOfTables() {
         [this, of](const Sample&) { return of_contexts_[of].load(); });
   }
   Add("embertide_dense_missing_total", {}, [this](const Sample&) { return missing_.load(); });
-  const ServedBf16* bf16 = node_.served_bf16();
-  if (bf16 == nullptr) return;
-  Add("embertide_dense_bf16", {}, [bf16](const Sample&) { return bf16->is_taken() ? 1U : 0U; });
-  for (size_t r = 0; r < kBf16Results.size(); ++r) {
-    Add("embertide_dense_bf16_versions_total", {{"result", kBf16Results[r]}},
-        [bf16, r](const Sample&) { return bf16->versions(r); });
+  const ServedReduced* reduced = node_.served_reduced();
+  if (reduced == nullptr) return;
+  Add("embertide_dense_reduced", {{"type", reduced->type()}},
+      [reduced](const Sample&) { return reduced->is_taken() ? 1U : 0U; });
+  for (size_t r = 0; r < kReducedResults.size(); ++r) {
+    Add("embertide_dense_reduced_versions_total",
+        {{"type", reduced->type()}, {"result", kReducedResults[r]}},
+        [reduced, r](const Sample&) { return reduced->versions(r); });
   }
 }
 

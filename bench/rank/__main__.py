@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from bench import parts, report
-from bench.rank import bf16, bf16_served, dense, histories, merging, served
+from bench.rank import dense, histories, merging, reduced, reduced_served, served
 from bench.servers import BUILD, BenchError
 
 
@@ -19,7 +19,10 @@ def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--repetitions", type=int, default=report.MIN_REPETITIONS)
     parser.add_argument("--candidates", type=int, nargs="+", default=[64, 256, 1024])
-    parser.add_argument("--criteo", type=Path, help="Criteo's ads, for bf16-auc")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument(
+        "--criteo", type=Path, help="Criteo's ads, for reduced-auc and reduced-curve"
+    )
     parser.add_argument(
         "--costs", type=Path, default=BUILD / "bench" / "rank_costs.json", help="measured before"
     )
@@ -37,8 +40,11 @@ if __name__ == "__main__":
                 "merging": lambda given: merging.rows(given.repetitions, given.costs),
                 "served": lambda given: served.rows(given.candidates, given.repetitions),
                 "histories": lambda given: histories.rows(given.candidates, given.repetitions),
-                "bf16": lambda given: bf16_served.rows(given.repetitions),
-                "bf16-auc": lambda given: bf16.rows(_criteo(given.criteo)),
+                "reduced": lambda given: reduced_served.rows(given.repetitions, given.batches),
+                "reduced-auc": lambda given: reduced.rows(_criteo(given.criteo)),
+                "reduced-curve": lambda given: reduced.curve(
+                    _criteo(given.criteo), given.repetitions
+                ),
             },
             __doc__,
             _options(),

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bench import report
 from bench.rank.production import production
 from embertide.trainer.config import ModelConfig
-from embertide.trainer.model import one_sample, products
+from embertide.trainer.model import one_sample, products, reduced
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.export import named_tensors, private_compiler
@@ -76,7 +76,7 @@ def compiled(
     inductor: Any = torch._inductor
     settings = {"cpp.threads": 1, "cpp.march": "x86-64-v3", "cpp.simdlen": 256, **more}
     path = str(folder / f"{name}.pt2")
-    with products.compiled():
+    with products.compiled(), reduced.compiled():
         inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=settings)
     loaded: Callable[..., Any] = inductor.aoti_load_package(path)
     return loaded

@@ -74,15 +74,17 @@ def context_columns(path: Path, flags: dict[str, Any]) -> tuple[str, ...]:
 
 
 def precision(page: MetricsPage, name: str) -> str | None:
-    """Say what a model's dense net is computed in; None: its run did not choose bf16."""
-    family = "embertide_dense_bf16_versions_total"
-    if not page.labels(family, "result", model=name):
+    """Say what a model's dense net is computed in; None: its run chose no reduced precision."""
+    family = "embertide_dense_reduced_versions_total"
+    types = page.labels(family, "type", model=name)
+    if not types:
         return None
-    if page.sum("embertide_dense_bf16", model=name):
-        return "the dense net is computed in bf16"
+    (kind,) = types
+    if page.sum("embertide_dense_reduced", model=name):
+        return f"the dense net is computed in {kind}"
     if page.sum(family, model=name, result="no_cpu"):
-        return "the dense net is computed in fp32: this CPU has neither AVX512-BF16 nor AMX"
-    return "the dense net is computed in fp32: bf16 is refused for this version, the log says why"
+        return f"the dense net is computed in fp32: this CPU lacks the instructions for {kind}"
+    return f"the dense net is computed in fp32: {kind} is not taken, the log says why"
 
 
 def _model_name(path: Path) -> str:

@@ -23,7 +23,7 @@ import embertide
 from embertide.client.errors import InputError
 from embertide.server.adapters import triton
 from embertide.server.adapters.schema import schema_of
-from embertide.trainer.config import Bf16Config, FeatureConfig, ModelConfig, RunConfig
+from embertide.trainer.config import FeatureConfig, ModelConfig, ReducedConfig, RunConfig
 from embertide.trainer.data.base import PADDING_KEY, Batch
 from embertide.trainer.data.crosses import cross_keys
 from embertide.trainer.data.generator import NewsSource
@@ -49,13 +49,15 @@ MODELS: dict[str, ModelConfig] = {
     "tasks": dataclasses.replace(news_model(), heads=HEADS),
     "own_tasks": dataclasses.replace(news_model(), net="own_net:Tasks", heads=HEADS),
 }
-# A layer of so many weights is worth bf16. Few events are measured, and a bound holds or cannot.
+# A layer of so many weights gains by it. Few events are measured, and a bound holds or cannot.
 WIDE = dataclasses.replace(news_model(), top_mlp=(128, 64))
-IN_BF16 = {
-    "bf16": Bf16Config(min_events=20, max_auc_loss=0.5, max_error=0.5),
-    "bf16_refused": Bf16Config(min_events=20, max_auc_loss=0.5, max_error=1e-9),
+REDUCED = {
+    "bf16": ReducedConfig(min_events=20, max_auc_loss=0.5, max_error=0.5),
+    "int8": ReducedConfig(type="int8", min_events=20, max_auc_loss=0.5, max_error=0.5),
+    "int8_refused": ReducedConfig(type="int8", min_events=20, max_auc_loss=0.5, max_error=1e-9),
 }
-HAS_BF16 = "avx512_bf16" in Path("/proc/cpuinfo").read_text().split()
+_FLAGS = frozenset(Path("/proc/cpuinfo").read_text().split())
+HAS = {"bf16": "avx512_bf16" in _FLAGS, "int8": bool({"avx512_vnni", "avx_vnni"} & _FLAGS)}
 
 
 @dataclasses.dataclass
@@ -71,8 +73,8 @@ class Served:
 def served(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("nets")
     runs = {name: RunConfig(model=model, batch_size=64) for name, model in MODELS.items()}
-    for name, bounds in IN_BF16.items():
-        runs[name] = RunConfig(model=WIDE, batch_size=64, serve_bf16=bounds)
+    for name, bounds in REDUCED.items():
+        runs[name] = RunConfig(model=WIDE, batch_size=64, serve_reduced=bounds)
     options = beside(server_options, directory / "models", directory / "log", tuple(runs))
     trainers = {}
     for name, run in runs.items():
@@ -276,23 +278,29 @@ def test_padding_is_served_as_a_row_that_nobody_has(served: Served) -> None:
     client.raw.close()
 
 
-@pytest.mark.parametrize("name", IN_BF16)
-def test_a_net_multiplies_in_bf16_only_while_its_run_found_that_cheap(
+@pytest.mark.parametrize("name", REDUCED)
+def test_a_net_multiplies_in_a_type_only_while_its_run_found_that_cheap(
     served: Served, name: str
 ) -> None:
     batch, client = some_events(WIDE), Client("grpc", served.server)
     result = client.send({"KEYS": batch.keys_BF}, model=name)
     client.raw.close()
     error_B = np.abs(result.as_numpy("SCORE")[:, 0] - served.trainers[name].learner.score(batch))
-    outcome = "refused" if name == "bf16_refused" else "taken" if HAS_BF16 else "no_cpu"
+    kind = REDUCED[name].type
+    able = "refused" if name == "int8_refused" else "taken"
+    outcome = able if HAS[kind] else "no_cpu"
     if outcome == "taken":
-        assert 1e-5 < error_B.max() < 0.05  # what bf16 rounds
+        assert 1e-5 < error_B.max() < 0.05  # what is rounded
     else:
         assert error_B.max() <= 1e-6
     page = served.server.metrics()
-    assert metric(page, "embertide_dense_bf16", model=name) == float(outcome == "taken")
+    assert metric(page, "embertide_dense_reduced", model=name, type=kind) == float(
+        outcome == "taken"
+    )
     counted = {
-        each: metric(page, "embertide_dense_bf16_versions_total", model=name, result=each)
-        for each in ("taken", "refused", "no_cpu")
+        each: metric(
+            page, "embertide_dense_reduced_versions_total", model=name, type=kind, result=each
+        )
+        for each in ("taken", "refused", "no_cpu", "unknown")
     }
     assert counted == {each: float(each == outcome) for each in counted}

@@ -177,22 +177,27 @@ def test_a_directory_serves_one_url(tmp_path: Path, said: str, url: str, refused
 @pytest.mark.parametrize(
     ("taken", "results", "says"),
     [
-        (1, {"taken": 1, "refused": 1, "no_cpu": 0}, "in bf16"),
-        (0, {"taken": 1, "refused": 1, "no_cpu": 0}, "in fp32: bf16 is refused"),
-        (0, {"taken": 0, "refused": 0, "no_cpu": 2}, "in fp32: this CPU has neither"),
+        (1, {"taken": 1, "refused": 1, "no_cpu": 0}, "in int8"),
+        (0, {"taken": 1, "refused": 1, "no_cpu": 0}, "in fp32: int8 is not taken"),
+        (
+            0,
+            {"taken": 0, "refused": 0, "no_cpu": 2},
+            "in fp32: this CPU lacks the instructions for int8",
+        ),
     ],
 )
 def test_what_the_dense_net_is_computed_in_is_said(
     taken: int, results: dict[str, int], says: str
 ) -> None:
-    lines = [f'embertide_dense_bf16{{model="news"}} {taken}']
+    lines = [f'embertide_dense_reduced{{model="news",type="int8"}} {taken}']
+    family = "embertide_dense_reduced_versions_total"
     lines += [
-        f'embertide_dense_bf16_versions_total{{model="news",result="{result}"}} {count}'
+        f'{family}{{model="news",type="int8",result="{result}"}} {count}'
         for result, count in results.items()
     ]
     page = MetricsPage("\n".join(lines) + "\n")
     assert says in str(precision(page, "news"))
-    assert precision(page, "other") is None  # its run did not choose bf16
+    assert precision(page, "other") is None  # its run chose no reduced precision
 
 
 def test_the_columns_of_contexts_are_those_of_the_snapshot_unless_others_are_given(

@@ -8,13 +8,13 @@ import pytest
 
 from embertide.trainer.config import (
     BEFORE,
-    Bf16Config,
     CorrectionConfig,
     FeatureConfig,
     ModelConfig,
     OptimizerConfig,
     PruneConfig,
     PublishBudget,
+    ReducedConfig,
     RunConfig,
     ScheduleConfig,
     TableConfig,
@@ -149,7 +149,7 @@ def test_every_setting_that_can_change_exists() -> None:
         RUN,
         publish_budget=PublishBudget(bytes_per_s=1),
         correction=CorrectionConfig(),
-        serve_bf16=Bf16Config(),
+        serve_reduced=ReducedConfig(),
         optimizer=OptimizerConfig(schedule=ScheduleConfig(name="step", steps=1)),
     )
     for path in settings.ALLOWED_TO_CHANGE | settings.FREE_TO_CHANGE:

@@ -31,7 +31,7 @@ from embertide.trainer.config.run import (
     PublishBudget,
     RunConfig,
 )
-from embertide.trainer.config.served import Bf16Config
+from embertide.trainer.config.served import ReducedConfig, ReducedType
 from embertide.trainer.config.sync import (
     DCT,
     AllReduce,
@@ -66,7 +66,6 @@ __all__ = [
     "NO_TIME",
     "AllReduce",
     "AsynchronousSync",
-    "Bf16Config",
     "Codec",
     "Codecs",
     "CorrectionConfig",
@@ -89,6 +88,8 @@ __all__ = [
     "Pooling",
     "PruneConfig",
     "PublishBudget",
+    "ReducedConfig",
+    "ReducedType",
     "RowDtype",
     "RunConfig",
     "ScheduleConfig",

@@ -10,7 +10,7 @@ from embertide.trainer.config.evaluation import EvalConfig
 from embertide.trainer.config.labels import LabelJoin
 from embertide.trainer.config.learning import CorrectionConfig, OptimizerConfig, PruneConfig
 from embertide.trainer.config.model import ModelConfig
-from embertide.trainer.config.served import Bf16Config
+from embertide.trainer.config.served import ReducedConfig
 from embertide.trainer.config.sync import AllReduce, AsynchronousSync, Sync, check_sync
 from embertide.trainer.config.user_objects import name_of
 
@@ -90,10 +90,10 @@ class RunConfig:
             which is faster where the CPU has AMX or AVX-512 BF16, and refused where it has neither;
             with "bf16_emulated" such a CPU does it too, many times slower. Weights, rows, and all
             that is published stay fp32.
-        serve_bf16: Publishes a program in bf16 beside that in fp32. Nodes whose CPU has AVX-512
-            BF16 or AMX run it for many samples, while the AUC that it loses and the errors of its
-            scores on the run's last day, which each version says, are within bounds. None: fp32
-            alone.
+        serve_reduced: Publishes a program in reduced precision, bf16 or int8, beside that in fp32.
+            Nodes whose CPU has the instructions run it for many samples, while the AUC that it
+            loses and the errors of its scores on the run's last day, which each version says, are
+            within bounds. None: fp32 alone.
         net_device: Where the dense net learns: "cpu", "cuda", or "auto", a GPU where torch has one.
             Rows are in the store on any, and nodes serve the net on the CPU. A run that goes on
             elsewhere learns the same within rounding, and repeats bit for bit on one of them alone.
@@ -161,7 +161,9 @@ class RunConfig:
     loss: str | Callable[..., Any] = allowed("bce")
     net_parts: int = allowed(1)
     net_dtype: NetDtype = allowed("fp32")
-    serve_bf16: Bf16Config | None = fixed(None, "the folder's dense program has it, or has it not")
+    serve_reduced: ReducedConfig | None = fixed(
+        None, "the folder's dense program has it, or has it not"
+    )
     net_device: NetDevice = allowed("auto")
     threads: int = allowed(1)
     warmup_events: int = allowed(50_000)

@@ -3,8 +3,8 @@
 One package serves every version: nothing is swapped, folded or locked; a run is handed the weights
 of the version that it is pinned to (DESIGN.md section 6). The package describes itself in its
 metadata under "embertide" (backend_cpp/dense/plugin.cc reads it). Of a net with large layers it has
-more programs: for one sample (one_sample.py) and for many (products.py), by choice in bf16
-(bf16.py); of a model with contexts, for requests of users and candidates (rewrite/package.py).
+more programs: for one sample (one_sample.py) and for many (products.py), by choice in bf16 or int8
+(reduced.py); of a model with contexts, for requests of users and candidates (rewrite/package.py).
 """
 
 import atexit
@@ -29,8 +29,9 @@ from torch import Tensor, nn
 from embertide import trainer
 from embertide._common import private
 from embertide._common.room import free_bytes, is_no_room, no_room
+from embertide.trainer.config import ReducedType
 from embertide.trainer.errors import FinalError
-from embertide.trainer.model import bf16, one_sample, products
+from embertide.trainer.model import one_sample, products, reduced
 from embertide.trainer.model.one_thread import one_thread
 from embertide.trainer.model.quiet import quiet_torch
 from embertide.trainer.model.rewrite.package import (
@@ -192,7 +193,7 @@ def export_dense(
     embedding_dim: int,
     heads: int = 1,
     contexts: Contexts | None = None,
-    with_bf16: bool = False,
+    reduced_to: ReducedType | None = None,
     cpu: str = "x86-64-v3",
     cache: Path | None = None,
 ) -> None:
@@ -200,7 +201,7 @@ def export_dense(
 
     Of several `heads` the module gives scores_BH, and the package a score_B for each. With
     `contexts`, the columns that are the user's, it has a program for users and candidates, too, and
-    with `with_bf16` one in bf16 for each, where the net has layers that gain by it.
+    with `reduced_to` one in that type for each, where the net has layers that gain by it.
     Compiling takes about half a minute and needs g++; with `cache`, a folder, an equal program is
     taken from there, as from what a wheel brings. The values of the parameters play no part in it,
     those of constants do.
@@ -222,8 +223,9 @@ def export_dense(
     except Exception as error:
         raise ExportError(f"torch.export refused the module: {error}") from error
     description = _description(tensors, dense_features, embedding_dim, heads, programs)
-    if with_bf16:
-        _add_bf16(programs, description, list(tensors))
+    precision = None
+    if reduced_to is not None and _add_reduced(programs, description, list(tensors), reduced_to):
+        precision = reduced.PRECISIONS[reduced_to]
     of_contexts = {} if contexts is None else {**column_ranges(contexts), "rewriting": REWRITING}
     told = json.dumps({**description, **of_contexts})
     name = f"{_digest(programs, told, cpu)}.pt2"
@@ -240,9 +242,7 @@ def export_dense(
         # The cache knows it by the net alone: which program is found depends on measured costs.
         costs = None if cache is None else cache / COSTS
         with quiet_torch(), evaluating(module):
-            more = context_programs(
-                module, tensors, contexts, costs, with_bf16=bf16.NAME in programs
-            )
+            more = context_programs(module, tensors, contexts, costs, precision=precision)
         if more is not None:
             programs |= more.programs
             description["context"] = more.description
@@ -281,17 +281,20 @@ def _programs(
     return programs
 
 
-def _add_bf16(programs: Programs, description: dict[str, Any], names: list[str]) -> None:
-    """Add the program in bf16 to those of a package, if the net has layers for it."""
+def _add_reduced(
+    programs: Programs, description: dict[str, Any], names: list[str], kind: ReducedType
+) -> bool:
+    """Add the program in a type to those of a package; False: the net has no layers for it."""
     with quiet_torch():
-        made = bf16.of(programs[_ANY_BATCH])
+        made = reduced.of(programs[_ANY_BATCH], reduced.PRECISIONS[kind])
     if made is None:
-        log.warning("the dense net is served in fp32: it has no layer that gains by bf16")
-        return
-    programs[bf16.NAME] = made.program
+        log.warning("the dense net is served in fp32: it has no layer that gains by %s", kind)
+        return False
+    programs[reduced.NAME] = made.program
     # Behind dense_BD and embeddings_BE come the tensors.
     weights = [names[place - 2] for place in made.weights]
-    description[bf16.NAME] = {"rows": made.rows, "weights": weights}
+    description[reduced.NAME] = {"type": kind, "rows": made.rows, "weights": weights}
+    return True
 
 
 def _digest(programs: Programs, description: str, cpu: str) -> str:
@@ -349,7 +352,7 @@ def _compile(programs: Programs, *, cpu: str, description: str) -> bytes:
                 more = one_sample.SETTINGS if name in (one_sample.NAME, ONE_USER) else {}
                 inputs = program.example_inputs[0]
                 graph = program.module(check_guards=False)
-                with products.compiled():
+                with products.compiled(), reduced.compiled():
                     compiled[name] = inductor.aot_compile(graph, inputs, options=settings | more)
             inductor.package.package_aoti(package, compiled)
     except Exception as error:

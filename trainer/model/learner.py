@@ -21,7 +21,6 @@ from embertide.trainer.data.limit import take
 from embertide.trainer.embedding.counters import Counters
 from embertide.trainer.embedding.store import EmbeddingStore, TableKeys
 from embertide.trainer.errors import ConfigurationError, FinalError, TrainerError
-from embertide.trainer.model.bf16 import multiplying_in_bf16
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.correction import Correction
 from embertide.trainer.model.device import check_dtype, net_device
@@ -30,6 +29,7 @@ from embertide.trainer.model.export import evaluating
 from embertide.trainer.model.layers import Columns
 from embertide.trainer.model.loss import Loss
 from embertide.trainer.model.prior import head_bias_of, label_logits, start_at
+from embertide.trainer.model.reduced import Precision, multiplying_in
 from embertide.trainer.model.schedule import Schedule
 from embertide.trainer.model.statistics import Statistics, draw_seed
 from embertide.trainer.model.transforms import make_transforms
@@ -349,10 +349,10 @@ class Learner:
         """Return score_BH in (0, 1) of all ranks' parts, on every rank; nothing changes."""
         return self._scores(batch, contextlib.nullcontext())[0]
 
-    def score_precisions(self, batch: Batch) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return what `score_heads` does, and the same as nodes score in bf16."""
-        exact_BH, bf16_BH = self._scores(batch, contextlib.nullcontext(), multiplying_in_bf16())
-        return exact_BH, bf16_BH
+    def score_precisions(self, batch: Batch, *precisions: Precision) -> list[NDArray[np.float32]]:
+        """Return what `score_heads` does, and the same as nodes score in each precision."""
+        ways = map(multiplying_in, precisions)
+        return self._scores(batch, contextlib.nullcontext(), *ways)
 
     def _scores(
         self, batch: Batch, *ways: contextlib.AbstractContextManager[None]

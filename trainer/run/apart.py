@@ -72,8 +72,8 @@ def check_supported(run: RunConfig) -> None:
         )
     reasons = {
         "prune": (run.prune is not None, "all ranks make a pass of pruning at one step"),
-        "serve_bf16": (
-            run.serve_bf16 is not None,
+        "serve_reduced": (
+            run.serve_reduced is not None,
             "all ranks score a batch in both ways at one step",
         ),
         "labels": (run.labels is not None, "impressions are scored before the next are read"),

@@ -256,7 +256,7 @@ class Trainer:
                         embedding_dim=self.state.rows.embedding_dim,
                         heads=run.model.outputs,
                         contexts=contexts_of_model(run.model),
-                        with_bf16=run.serve_bf16 is not None,
+                        reduced_to=None if run.serve_reduced is None else run.serve_reduced.type,
                         cpu=run.cpu,
                         cache=program_cache,
                     )

@@ -38,7 +38,7 @@ class RunState:
         rows: The learner's.
         prequential: The scores that events got before they were learned.
         heads: Figures of the heads beside the first.
-        precision: What the net costs in bf16; None: the run did not choose it.
+        precision: What reduced precision costs; None: the run did not choose it.
         monitor: Figures by user and slice, and of events that are held out.
         histories: The users' past events, by sequence.
         waiting: Impressions whose labels are to come; None: events have theirs.
@@ -62,8 +62,8 @@ class RunState:
         names = [feature.name for feature in run.model.features]
         self.heads = Heads(run.model.heads)
         self.precision: PrecisionCheck | None = None
-        if run.serve_bf16 is not None:
-            self.precision = PrecisionCheck(run.serve_bf16, run.batch_size)
+        if run.serve_reduced is not None:
+            self.precision = PrecisionCheck(run.serve_reduced, run.batch_size)
         self.monitor = Monitor(run.evaluation, names)
         self.histories = [History(each, names) for each in run.model.sequences]
         self.waiting = None if run.labels is None else DelayedLabelBuffer(run.labels)

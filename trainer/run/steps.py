@@ -25,6 +25,7 @@ from embertide.trainer.data.labels import Resolved, split
 from embertide.trainer.data.limit import where
 from embertide.trainer.data.sampling import is_kept, weighed
 from embertide.trainer.model.learner import NotFiniteError, Prepared
+from embertide.trainer.model.reduced import PRECISIONS
 from embertide.trainer.run.apart import ASK_S, Apart
 from embertide.trainer.run.handed import HandedBatches
 from embertide.trainer.run.quarantine import Quarantine
@@ -162,12 +163,13 @@ class Steps:
             self._learn(self._learner.prepare(batch))
 
     def _compare_precisions(self, batch: Batch) -> None:
-        """Score some batches as nodes do in fp32 and in bf16, if the run chose that."""
+        """Score some batches as nodes do in fp32 and in less, if the run chose that."""
         check = self._state.precision
         if check is None or not check.takes(batch):
             return
         self.finish()
-        check.add(batch, *self._learner.score_precisions(batch))
+        scores_BH, reduced_BH = self._learner.score_precisions(batch, PRECISIONS[check.type])
+        check.add(batch, scores_BH, reduced_BH)
 
     def _learn_next(self, on_rows_ready: Callable[[], None] = lambda: None) -> None:
         """Learn the oldest batch that waits, once its rows are there.

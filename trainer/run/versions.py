@@ -104,8 +104,8 @@ class Versions:
         run = start.state.run
         self._channel = channel
         self._copy: tuple[int, Path] | None = None
-        self._bf16_refused = 0
-        self._bf16_why: str | None = None  # said last in the log
+        self._reduced_refused = 0
+        self._reduced_why: str | None = None  # said last in the log
         self._without = 0  # versions since the newest that had no room
         self._said_s = -_SAID_EVERY_S
         self._workers = Workers("publish")
@@ -191,8 +191,10 @@ class Versions:
         """Return the counters of what was sent, and of what a budget or the drive left out."""
         left_out = {} if self.image is None else dataclasses.asdict(self.image.stats)
         sent = dataclasses.asdict(self.publisher.stats)
-        bf16 = {} if self._state.precision is None else {"bf16_refused": self._bf16_refused}
-        return sent | self.checkpointer.counters() | left_out | bf16
+        reduced = (
+            {} if self._state.precision is None else {"reduced_refused": self._reduced_refused}
+        )
+        return sent | self.checkpointer.counters() | left_out | reduced
 
     def take_columns(self, schema: EventSchema) -> None:
         """Have snapshots say which columns clients make of theirs; all ranks call it together.
@@ -295,18 +297,26 @@ class Versions:
             self._owes_snapshot = False  # the next version has one, whatever its number
 
     def _measured(self) -> dict[str, str] | None:
-        """Return what the next version says of bf16; None: the run did not choose it."""
+        """Return what the next version says of reduced precision; None: nothing."""
         if self._state.precision is None:
             return None
         measured = self._state.precision.measured()
         if not measured.taken:
-            self._bf16_refused += 1
-        if measured.why != self._bf16_why:
-            self._bf16_why = measured.why
+            self._reduced_refused += 1
+        if measured.why != self._reduced_why:
+            self._reduced_why = measured.why
             if measured.taken:
-                log.info("versions are served in bf16: the AUC is %.6f lower", measured.auc_loss)
+                log.info(
+                    "versions are served in %s: the AUC is %.6f lower",
+                    measured.type,
+                    measured.auc_loss,
+                )
             else:
-                log.warning("versions are served in fp32, as bf16 is refused: %s", measured.why)
+                log.warning(
+                    "versions are served in fp32, as %s is refused: %s",
+                    measured.type,
+                    measured.why,
+                )
         return measured.metadata()
 
     def publish_change(self, watermark_ms: int) -> None:

@@ -31,19 +31,20 @@ struct DenseTensor {
 // file, or holds another dtype than F32.
 Result<std::vector<DenseTensor>> ParseTensors(std::span<const std::byte> bytes);
 
-// A measurement of a version's net in bf16 beside fp32, on events of its run's last day: it is
-// part of the version (docs/formats.md).
-struct Bf16Measurement {
+// A measurement of a version's net in reduced precision beside fp32, on events of its run's last
+// day: it is part of the version (docs/formats.md).
+struct ReducedMeasurement {
+  std::string type;         // "bf16", "int8"
   bool taken = false;       // within the run's bounds
   uint64_t events = 0;      // that were scored both ways
-  double auc_loss = 0;      // of fp32 less that of bf16
+  double auc_loss = 0;      // of fp32 less that of the type
   double max_error = 0;     // of a score
   std::string why_refused;  // empty if it is taken
 };
 
 // The measurement in a safetensors file; none where there is none. kCorrupt naming the field for
 // one that is not what it should be.
-Result<std::optional<Bf16Measurement>> ParseBf16(std::span<const std::byte> bytes);
+Result<std::optional<ReducedMeasurement>> ParseReduced(std::span<const std::byte> bytes);
 
 // Ok if this CPU can run code compiled for `baseline` ("x86-64-v2", "x86-64-v3", "x86-64-v4");
 // kRejected naming the baseline and what to do otherwise.
@@ -81,19 +82,20 @@ class DenseProgram {
   uint32_t dense_features() const { return dense_features_; }  // columns of DENSE
   uint32_t embedding_dim() const { return embedding_dim_; }    // columns of the pooled embeddings
   uint32_t heads() const { return heads_; }                    // scores of a sample
-  // Whether the package has a program in bf16, and this CPU can run it.
-  enum class Bf16 : uint8_t { kNone, kReady, kNoCpu };
-  Bf16 bf16() const { return bf16_; }
+  // Whether the package has a program in reduced precision, and this build and CPU can run it.
+  enum class Reduced : uint8_t { kNone, kReady, kNoCpu, kUnknown };
+  Reduced reduced() const { return reduced_; }
+  const std::string& reduced_type() const { return reduced_type_; }  // "bf16", "int8"; empty: none
   // If the program takes users and candidates, too: for each column of DENSE and of the embeddings,
   // whether it is the user's. Empty without.
   const std::vector<bool>& context_dense() const { return context_dense_; }
   const std::vector<bool>& context_embeddings() const { return context_embeddings_; }
 
   // Proves that `tensors` match the program's parameters one for one, by name and shape, and brings
-  // them into the plugin's form. kRejected naming the first that differs. With `bf16`, runs of many
-  // samples multiply in bf16, by weights that are converted here. Requires: then kReady.
+  // them into the plugin's form. kRejected naming the first that differs. With `reduced`, runs of
+  // many samples multiply in that type, by weights that are converted here. Requires: then kReady.
   Result<std::shared_ptr<const DenseWeights>> Load(std::span<const DenseTensor> tensors,
-                                                   bool bf16 = false) const;
+                                                   bool reduced = false) const;
 
   // scores_HB = program(dense_BD, embeddings_BE), into an array of `batch` for each head.
   // kDeviceError: torch's own error text. Requires: as many arrays as heads.
@@ -111,7 +113,8 @@ class DenseProgram {
   uint32_t dense_features_ = 0;
   uint32_t embedding_dim_ = 0;
   uint32_t heads_ = 1;
-  Bf16 bf16_ = Bf16::kNone;
+  Reduced reduced_ = Reduced::kNone;
+  std::string reduced_type_;
   std::vector<bool> context_dense_;
   std::vector<bool> context_embeddings_;
 };

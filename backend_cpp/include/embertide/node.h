@@ -118,7 +118,7 @@ class NodeState;
 class Readiness;
 class RemoteLookup;
 class Sealer;
-class ServedBf16;
+class ServedReduced;
 class TaskBoard;
 class VersionGate;
 class WarmUp;
@@ -291,9 +291,9 @@ class Node {
   TaskBoard& task_board() const;
   // A program of one's own, for one thread. Errors are those of DenseProgram::Open.
   Result<std::unique_ptr<DenseProgram>> OpenProgram() const;
-  // Which versions are computed in bf16 (node/served_bf16.h); null: the package has no such
-  // program.
-  const ServedBf16* served_bf16() const { return served_bf16_.get(); }
+  // Which versions are computed in reduced precision (node/served_reduced.h); null: the package has
+  // no such program.
+  const ServedReduced* served_reduced() const { return served_reduced_.get(); }
   // The steps applied to DENSE before the program; null: the program gets it as it is.
   const Transforms* transforms() const { return transforms_ ? &*transforms_ : nullptr; }
 
@@ -326,7 +326,7 @@ class Node {
   std::string program_path_;
   std::unique_ptr<HeldFile> program_file_;  // the same, for as long as instances may open it
   std::unique_ptr<DenseProgram> program_;   // proves weights; runs nothing
-  std::unique_ptr<ServedBf16> served_bf16_;
+  std::unique_ptr<ServedReduced> served_reduced_;
   std::optional<Transforms> transforms_;
   std::unique_ptr<NodeState> state_;                     // all that follows uses it
   std::vector<std::unique_ptr<BackgroundTask>> upkeep_;  // of the store

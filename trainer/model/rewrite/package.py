@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from embertide.trainer.config import ModelConfig
 from embertide.trainer.config.context import context_columns
-from embertide.trainer.model import bf16, products
+from embertide.trainer.model import products, reduced
 from embertide.trainer.model.rewrite import programs, reading
 from embertide.trainer.model.rewrite.check import Check
 from embertide.trainer.model.rewrite.costs import MeasuredCosts, graph_cost
@@ -28,7 +28,7 @@ from embertide.trainer.model.rewrite.search import search
 
 CONTEXT, PRODUCTS, PREPARE = "context", "context_products", "prepare"
 ONE_USER = "context_one_user"
-BF16 = "context_bf16"
+REDUCED = "context_reduced"
 COSTS = "costs.json"
 REWRITING = 2
 """The rules that a cached package was made by: with more, a net has other programs."""
@@ -45,11 +45,11 @@ class ContextPrograms:
 
     Attributes:
         programs: Exported, by name: CONTEXT; PRODUCTS of a net with larger layers, ONE_USER of one
-            that multiplies candidates with matrices of their users, and BF16 by choice; and PREPARE
-            where they take prepared tensors.
+            that multiplies candidates with matrices of their users, and REDUCED by choice; and
+            PREPARE where they take prepared tensors.
         description: Their description for the package's metadata: names of the tensors that are
             taken as they are, and shapes of those that PREPARE gives, in the order of CONTEXT's
-            inputs; and how many candidates PRODUCTS, ONE_USER and BF16 are for.
+            inputs; and how many candidates PRODUCTS, ONE_USER and REDUCED are for.
     """
 
     programs: dict[str, torch.export.ExportedProgram]
@@ -62,7 +62,7 @@ def context_programs(
     contexts: Contexts,
     costs: Path | None,
     *,
-    with_bf16: bool = False,
+    precision: reduced.Precision | None = None,
 ) -> ContextPrograms | None:
     """Rewrite a net for requests with contexts; None, and a warning, if it cannot be.
 
@@ -71,7 +71,7 @@ def context_programs(
         tensors: Its parameters and buffers, by name.
         contexts: Which columns are the user's.
         costs: A file of measured costs; None: all are measured, some seconds.
-        with_bf16: Whether there is to be a program in bf16.
+        precision: That of a program in reduced precision; None: there is to be none.
     """
     try:
         program = reading.exported(module, tensors, contexts)
@@ -94,9 +94,11 @@ def context_programs(
         one = programs.exported_run(for_one.graph, contexts, tensors, taken=taken, one_user=True)
         run[ONE_USER] = products.of(one, programs.CANDIDATES_INPUT) if first else one
         packed["one_user_packed"] = _packable(one) if first else []
-    in_bf16 = bf16.of(run[CONTEXT], programs.CANDIDATES_INPUT) if with_bf16 else None
-    if in_bf16 is not None:
-        run[BF16] = in_bf16.program
+    less = None
+    if precision is not None:
+        less = reduced.of(run[CONTEXT], precision, programs.CANDIDATES_INPUT)
+    if less is not None:
+        run[REDUCED] = less.program
     prepared: tuple[Tensor, ...] = ()
     if taken.prepared:
         prepare = programs.Prepare(taken, tensors).eval()
@@ -113,7 +115,7 @@ def context_programs(
             **({products.NAME: first} if first else {}),
             **({"one_user": max(first or 0, for_one.first)} if for_one else {}),
             **{name: places for name, places in packed.items() if places},
-            **({bf16.NAME: _bf16_json(in_bf16)} if in_bf16 else {}),
+            **({reduced.NAME: _reduced_json(less)} if less else {}),
         },
     )
 
@@ -158,8 +160,8 @@ def _packable(program: torch.export.ExportedProgram) -> list[int]:
     return [place - _BEFORE_TENSORS for place in places]
 
 
-def _bf16_json(made: bf16.Bf16Program) -> dict[str, Any]:
-    """Say which of the tensors are bf16."""
+def _reduced_json(made: reduced.ReducedProgram) -> dict[str, Any]:
+    """Say which of the tensors are converted."""
     return {"rows": made.rows, "tensors": [place - _BEFORE_TENSORS for place in made.weights]}
 
 
