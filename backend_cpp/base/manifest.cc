@@ -16,7 +16,7 @@ constexpr size_t kMaxManifestBytes = size_t{1} << 30;
 
 // The names in `requires`: features of the format that came after its first build, and without
 // which a manifest is not to be read. docs/design/0010-compatibility.md says when there is one.
-constexpr std::array<std::string_view, 3> kUnderstood = {"weighed", "keys", "times"};
+constexpr std::array<std::string_view, 4> kUnderstood = {"weighed", "keys", "times", "int4"};
 
 // Whether a value was read as it stands, arrays by their elements; a float holds less than JSON's
 // numbers do.
@@ -254,13 +254,17 @@ OrderedJson ToJson(const Manifest& manifest) {
   // Only where it is known: snapshots without it keep their bytes.
   if (manifest.committed_ms > 0) json["committed_ms"] = manifest.committed_ms;
   json["schema_id"] = manifest.schema_id;
-  const auto is_of_keys = [](const TableConfig& table) { return table.layout.is_keys(); };
-  if (std::ranges::any_of(manifest.tables, is_of_keys)) {
-    json["requires"] = OrderedJson::array({"keys"});
-    if (std::ranges::any_of(manifest.sequences, &SequenceInfo::times)) {
-      json["requires"].push_back("times");
-    }
+  auto required = OrderedJson::array();
+  const auto has = [&](DType dtype) {
+    return std::ranges::any_of(manifest.tables,
+                               [dtype](const auto& table) { return table.layout.dtype == dtype; });
+  };
+  if (has(DType::kKeys)) {
+    required.push_back("keys");
+    if (std::ranges::any_of(manifest.sequences, &SequenceInfo::times)) required.push_back("times");
   }
+  if (has(DType::kInt4)) required.push_back("int4");
+  if (!required.empty()) json["requires"] = required;
   json["dense_features"] = manifest.dense_features;
   const auto list = [&json](const char* name, const auto& items, auto to_json) {
     json[name] = OrderedJson::array();

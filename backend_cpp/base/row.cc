@@ -14,7 +14,8 @@ static_assert(std::endian::native == std::endian::little, "formats are little-en
 namespace embertide {
 namespace {
 
-constexpr std::array<const char*, 5> kDTypeNames = {"fp32", "fp16", "bf16", "int8", "keys"};
+constexpr std::array<const char*, kDTypes> kDTypeNames = {"fp32", "fp16", "bf16",
+                                                          "int8", "keys", "int4"};
 
 uint16_t Bf16FromFloat(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
@@ -37,15 +38,77 @@ void Save(T value, std::byte* to) {
   std::memcpy(to, &value, sizeof(T));
 }
 
-float Int8Scale(const RowLayout& layout, uint16_t live, const float* values) {
-  float largest = 0.0F;
+// Calls use(value) for the values of live chunks.
+template <typename Use>
+void ForEachLive(const RowLayout& layout, uint16_t live, const float* values, Use use) {
   for (uint32_t c = 0; c < layout.chunks; ++c) {
     if ((live >> c & 1U) == 0) continue;
-    for (uint32_t i = 0; i < layout.chunk_dim; ++i) {
-      largest = std::max(largest, std::fabs(values[c * layout.chunk_dim + i]));
-    }
+    for (uint32_t i = 0; i < layout.chunk_dim; ++i) use(values[c * layout.chunk_dim + i]);
   }
+}
+
+float Int8Scale(const RowLayout& layout, uint16_t live, const float* values) {
+  float largest = 0.0F;
+  ForEachLive(layout, live, values,
+              [&](float value) { largest = std::max(largest, std::fabs(value)); });
   return largest / 127.0F;
+}
+
+// The nearest of the 16 steps of int4. What is no number becomes the last one.
+float Int4Step(float value, float scale) {
+  float step = value / scale;
+  step = step >= -8.0F ? step : -8.0F;
+  step = step <= 7.0F ? step : 7.0F;
+  return (step + 0x1.8p23F) - 0x1.8p23F;  // to the nearest, even
+}
+
+// The squared error of a scale, and the scale of the least for the steps that it leads to.
+struct Int4Fit {
+  double error = 0.0;
+  float better = 0.0F;
+};
+
+Int4Fit FitOf(const RowLayout& layout, uint16_t live, const float* values, float scale) {
+  Int4Fit fit;
+  double products = 0.0;
+  double squares = 0.0;
+  ForEachLive(layout, live, values, [&](float value) {
+    const double step = Int4Step(value, scale);
+    const double off = double{value} - step * double{scale};
+    fit.error += off * off;
+    products += step * double{value};
+    squares += step * step;
+  });
+  fit.better = squares > 0.0 ? static_cast<float>(products / squares) : scale;
+  return fit;
+}
+
+// The value farthest from zero is -8 steps of the first scale, so its sign is the other one's. In
+// smaller steps that value is cut and all others are nearer: of some such scales, each also fitted
+// to its own steps, the one of the least squared error.
+float Int4Scale(const RowLayout& layout, uint16_t live, const float* values) {
+  float farthest = 0.0F;
+  ForEachLive(layout, live, values, [&](float value) {
+    if (std::fabs(value) > std::fabs(farthest)) farthest = value;
+  });
+  float best = farthest / -8.0F;
+  if (best == 0.0F) return 0.0F;  // none of -0, either
+  double least = std::numeric_limits<double>::infinity();
+  const auto take = [&](float scale, const Int4Fit& fit) {
+    if (!(fit.error < least)) return;
+    best = scale;
+    least = fit.error;
+  };
+  const float whole = best;
+  for (const float share : {1.0F, 0.92F, 0.84F, 0.76F}) {
+    const float scale = whole * share;
+    if (scale == 0.0F) break;
+    const Int4Fit fit = FitOf(layout, live, values, scale);
+    take(scale, fit);
+    if (fit.better == 0.0F) continue;
+    take(fit.better, FitOf(layout, live, values, fit.better));
+  }
+  return best;
 }
 
 void EncodeChunk(DType dtype, uint32_t n, float scale, const float* values, std::byte* out) {
@@ -63,6 +126,15 @@ void EncodeChunk(DType dtype, uint32_t n, float scale, const float* values, std:
       for (uint32_t i = 0; i < n; ++i) {
         const float q = scale == 0.0F ? 0.0F : std::nearbyint(values[i] / scale);
         Save(static_cast<int8_t>(std::clamp(q, -127.0F, 127.0F)), out + i);
+      }
+      return;
+    case DType::kInt4:
+      for (uint32_t i = 0; i < n; i += 2) {
+        const auto step = [&](uint32_t at) {
+          const float q = scale == 0.0F ? 0.0F : Int4Step(values[at], scale);
+          return static_cast<uint32_t>(static_cast<int32_t>(q)) & 15U;
+        };
+        Save(static_cast<uint8_t>(step(i) | step(i + 1) << 4), out + i / 2);
       }
       return;
     case DType::kKeys:
@@ -91,6 +163,13 @@ void DecodeChunk(DType dtype, uint32_t n, float scale, const std::byte* in, uint
         use(first + i, scale * static_cast<float>(Load<int8_t>(in + i)));
       }
       return;
+    case DType::kInt4:
+      for (uint32_t i = 0; i < n; ++i) {
+        // Shifted up to the sign and back.
+        const int32_t step = static_cast<int32_t>(Load<uint8_t>(in + i / 2) >> i % 2 * 4 << 28);
+        use(first + i, scale * static_cast<float>(step >> 28) + 0.0F);  // no -0 of a scale below 0
+      }
+      return;
     case DType::kKeys:
       EMBERTIDE_CHECK(!"a row of keys has no values");
   }
@@ -99,7 +178,7 @@ void DecodeChunk(DType dtype, uint32_t n, float scale, const std::byte* in, uint
 template <typename Use>
 void DecodeLive(const RowLayout& layout, uint16_t live, const std::byte* payload, Use use) {
   float scale = 1.0F;
-  if (layout.dtype == DType::kInt8 && live != 0) {
+  if (IsScaled(layout.dtype) && live != 0) {
     scale = Load<float>(payload);
     payload += 4;
   }
@@ -119,7 +198,7 @@ Result<DType> ParseDType(const std::string& name) {
     if (name == kDTypeNames[i]) return static_cast<DType>(i);
   }
   return Status(Code::kInvalidArgument,
-                "dtype \"" + name + "\" is unknown; use fp32, fp16, bf16, int8 or keys");
+                "dtype \"" + name + "\" is unknown; use fp32, fp16, bf16, int8, int4 or keys");
 }
 
 Status RowLayout::Validate() const {
@@ -128,11 +207,17 @@ Status RowLayout::Validate() const {
             "chunks = " + std::to_string(chunks) + "; give 1 to " + std::to_string(kMaxChunks)};
   }
   if (chunk_dim == 0) return {Code::kInvalidArgument, "chunk_dim = 0; give at least 1"};
-  if (static_cast<uint8_t>(dtype) > static_cast<uint8_t>(DType::kKeys)) {
+  if (static_cast<uint8_t>(dtype) >= kDTypes) {
     return {Code::kInvalidArgument,
             "dtype number " + std::to_string(static_cast<int>(dtype)) + " is unknown"};
   }
-  if (const uint64_t bytes = uint64_t{dim()} * DTypeBytes(dtype) + 4; bytes > kMaxPayloadBytes) {
+  if (dtype == DType::kInt4 && chunk_dim % 2 != 0) {
+    return {Code::kInvalidArgument,
+            "chunk_dim = " + std::to_string(chunk_dim) +
+                ": a chunk of int4 has two values a byte; give an even number, or int8"};
+  }
+  const uint64_t bytes = uint64_t{chunks} * chunk_bytes() + 4;
+  if (bytes > kMaxPayloadBytes) {
     return {Code::kInvalidArgument, "a row of " + std::to_string(bytes) + " bytes exceeds " +
                                         std::to_string(kMaxPayloadBytes)};
   }
@@ -142,8 +227,9 @@ Status RowLayout::Validate() const {
 void EncodePayload(const RowLayout& layout, uint16_t live, const float* values,
                    std::byte* payload) {
   float scale = 1.0F;
-  if (layout.dtype == DType::kInt8 && live != 0) {
-    scale = Int8Scale(layout, live, values);
+  if (IsScaled(layout.dtype) && live != 0) {
+    scale = layout.dtype == DType::kInt8 ? Int8Scale(layout, live, values)
+                                         : Int4Scale(layout, live, values);
     Save(scale, payload);
     payload += 4;
   }

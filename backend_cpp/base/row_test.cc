@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <random>
 
 #include "embertide/checksum.h"
 #include "embertide/hash.h"
@@ -48,6 +50,133 @@ TEST(RowTest, GoldenBytes) {
             "080706050403020102000000"
             "0683413c"
             "7feb");
+  EXPECT_EQ(GoldenRecord(DType::kInt4),
+            "080706050403020102000000"
+            "10fc40be"
+            "18");
+}
+
+// The bytes of a whole row of int4, and what it reads as.
+std::pair<std::string, std::vector<float>> Int4Of(const std::vector<float>& values) {
+  const RowLayout layout{1, static_cast<uint16_t>(values.size()), DType::kInt4};
+  EXPECT_TRUE(layout.Validate().ok());
+  std::vector<std::byte> payload(layout.PayloadBytes(1));
+  EncodePayload(layout, 1, values.data(), payload.data());
+  std::vector<float> back(values.size());
+  DecodePayload(layout, 1, payload.data(), back.data());
+  return {Hex(payload), back};
+}
+
+TEST(RowTest, EachOfTheSixteenStepsOfInt4IsRead) {
+  std::vector<float> steps;
+  for (int step = -8; step < 8; ++step) steps.push_back(static_cast<float>(step) * 0.5F);
+  EXPECT_EQ(Int4Of(steps).first, std::string("0000003f") + "98badcfe10325476");
+  EXPECT_EQ(Int4Of(steps).second, steps);
+  // The value that is farthest from zero has the sign of -8 steps, whichever it is.
+  for (float& value : steps) value = -value;
+  EXPECT_EQ(Int4Of(steps).first, std::string("000000bf") + "98badcfe10325476");
+  EXPECT_EQ(Int4Of(steps).second, steps);
+  EXPECT_FALSE(std::signbit(Int4Of(steps).second[8])) << "zero is no -0, whatever the scale";
+}
+
+TEST(RowTest, Int4OfZerosAndOfValuesTooSmallForAStepIsZeros) {
+  for (const std::vector<float>& values :
+       {std::vector<float>{0.0F, 0.0F}, {-0.0F, 0.0F}, {1e-45F, -1e-45F}}) {
+    EXPECT_EQ(Int4Of(values).first, "0000000000");
+    EXPECT_EQ(Int4Of(values).second, (std::vector<float>{0.0F, 0.0F}));
+  }
+}
+
+TEST(RowTest, AScaleOfInt4IsFittedToTheSquaredError) {
+  std::mt19937 random(4);
+  std::normal_distribution<float> normal;
+  double fitted = 0;
+  double plain = 0;
+  double all = 0;
+  for (int row = 0; row < 500; ++row) {
+    std::vector<float> values(16);
+    for (float& value : values) value = normal(random);
+    const std::vector<float> back = Int4Of(values).second;
+    float farthest = 0;
+    for (const float value : values) {
+      if (std::fabs(value) > std::fabs(farthest)) farthest = value;
+    }
+    const float scale = farthest / -8;
+    double mine = 0;
+    double simple = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const float step = std::clamp(std::nearbyint(values[i] / scale), -8.0F, 7.0F);
+      mine += std::pow(double{back[i]} - values[i], 2);
+      simple += std::pow(double{scale * step} - values[i], 2);
+      all += std::pow(double{values[i]}, 2);
+    }
+    ASSERT_LE(mine, simple * (1 + 1e-6));
+    fitted += mine;
+    plain += simple;
+  }
+  EXPECT_LT(fitted / all, 0.0054);
+  EXPECT_LT(fitted, 0.96 * plain);
+}
+
+TEST(RowTest, LargeValuesOfInt4StayFinite) {
+  const float most = LargestOf(DType::kInt4);
+  std::mt19937 random(5);
+  std::uniform_real_distribution<float> uniform(-1.0F, 1.0F);
+  for (int row = 0; row < 200; ++row) {
+    std::vector<float> values(8);
+    for (float& value : values) value = most * uniform(random);
+    for (const float value : Int4Of(values).second) ASSERT_TRUE(std::isfinite(value));
+  }
+  // Infinite values and NaN make a row of the same length.
+  const float inf = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(Int4Of({inf, 1.0F, std::nanf(""), -inf}).first.size(), 12U);
+}
+
+TEST(RowTest, AChunkOfInt4HasWholeBytes) {
+  EXPECT_EQ((RowLayout{2, 16, DType::kInt4}.PayloadBytes(1)), 12U);
+  EXPECT_EQ((RowLayout{2, 16, DType::kInt4}.PayloadBytes(3)), 20U);
+  const Status odd = RowLayout{2, 3, DType::kInt4}.Validate();
+  EXPECT_NE(odd.message().find("chunk_dim = 3: a chunk of int4 has two values a byte"),
+            std::string::npos)
+      << odd.message();
+  EXPECT_TRUE((RowLayout{1, 8120, DType::kInt4}.Validate().ok()));
+  EXPECT_FALSE((RowLayout{1, 8122, DType::kInt4}.Validate().ok()));
+  EXPECT_FALSE((RowLayout{1, 2, static_cast<DType>(kDTypes)}.Validate().ok()));
+}
+
+TEST(RowTest, RecordsAreConvertedRowByRow) {
+  const RowLayout from{2, 2, DType::kFp32};
+  const float values[4] = {0.5F, -1.0F, 7e4F, 1.0F};
+  std::vector<std::byte> records;
+  for (const uint16_t live : {3, 1, 2, 0}) {
+    std::vector<std::byte> payload(from.PayloadBytes(live));
+    EncodePayload(from, live, values, payload.data());
+    AppendRecord({live, live, RecordKind::kRow, payload}, &records);
+  }
+  AppendRecord({9, 0, RecordKind::kExpired, {}}, &records);
+  for (const DType dtype : {DType::kFp16, DType::kBf16, DType::kInt8, DType::kInt4}) {
+    const RowLayout to{2, 2, dtype};
+    std::vector<std::byte> converted;
+    ASSERT_TRUE(ConvertRecords(from, to, records, &converted).ok());
+    std::span<const std::byte> rest(converted);
+    for (const uint16_t live : {3, 1, 2, 0}) {
+      const auto record = ReadRecord(to, &rest);
+      ASSERT_TRUE(record.ok());
+      EXPECT_EQ(record.value().live, live);
+      // 70,000 is more than fp16 has.
+      const float kept[4] = {0.5F, -1.0F, std::min(7e4F, LargestOf(dtype)), 1.0F};
+      std::vector<std::byte> payload(to.PayloadBytes(live));
+      EncodePayload(to, live, kept, payload.data());
+      EXPECT_TRUE(std::ranges::equal(record.value().payload, payload));
+    }
+    const auto gone = ReadRecord(to, &rest);
+    ASSERT_TRUE(gone.ok());
+    EXPECT_EQ(gone.value().kind, RecordKind::kExpired);
+    EXPECT_TRUE(rest.empty());
+  }
+  std::vector<std::byte> none;
+  EXPECT_EQ(ConvertRecords(from, {2, 2, DType::kFp16}, std::span(records).first(15), &none).code(),
+            Code::kCorrupt);
 }
 
 TEST(RowTest, RowsOfKeysAreCopiedByteForByte) {

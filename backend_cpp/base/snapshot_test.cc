@@ -294,6 +294,23 @@ TEST_F(SnapshotTest, AManifestWithATableOfKeysRequiresReadersThatKnowThem) {
             std::string::npos);
 }
 
+TEST_F(SnapshotTest, AManifestWithRowsOfInt4RequiresReadersThatKnowThem) {
+  Manifest manifest = Example(table_, {"p", "item", 1, 9, 5, 10, 1});
+  TableConfig small = table_;
+  small.name = "small";
+  small.id = 9;
+  small.layout = {2, 4, DType::kInt4};
+  small.default_row.clear();
+  manifest.tables.push_back(small);
+  const std::string text = ManifestToJson(manifest);
+  const auto said = nlohmann::json::parse(text);
+  EXPECT_EQ(said["requires"], nlohmann::json::array({"int4"}));
+  EXPECT_EQ(said["tables"].back()["dtype"], "int4");
+  const auto back = ManifestFromJson(text);
+  ASSERT_TRUE(back.ok()) << back.status().ToString();
+  EXPECT_EQ(back.value().tables.back().layout, small.layout);
+}
+
 TEST_F(SnapshotTest, AManifestNamesTheHeadsWhereThereAreSeveral) {
   Manifest manifest = Example(table_, {"p", "item", 1, 9, 5, 10, 1});
   const std::string one = ManifestToJson(manifest);

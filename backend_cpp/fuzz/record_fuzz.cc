@@ -28,8 +28,8 @@ void CheckKeys(const RowLayout& layout, const RowRecord& record) {
                   std::equal(record.payload.begin(), record.payload.end(), again.begin()));
 }
 
-// A row alone in a bag is its values; written again they are its bytes, but for the scale of int8,
-// which follows from the values, and the bits inside a NaN.
+// A row alone in a bag is its values; written again they are its bytes, but for the scale of int8
+// and int4, which follows from the values, and the bits inside a NaN.
 void CheckPayload(const RowLayout& layout, const RowRecord& record) {
   std::vector<float> values(layout.dim());
   DecodePayload(layout, record.live, record.payload.data(), values.data());
@@ -42,7 +42,7 @@ void CheckPayload(const RowLayout& layout, const RowRecord& record) {
     EMBERTIDE_CHECK(live || values[d] == 0.0F);
     EMBERTIDE_CHECK(std::isnan(values[d]) || static_cast<float>(sums[d]) == values[d]);
   }
-  if (!numbers || layout.dtype == DType::kInt8) return;
+  if (!numbers || IsScaled(layout.dtype)) return;
   std::vector<std::byte> again(layout.PayloadBytes(record.live));
   EncodePayload(layout, record.live, values.data(), again.data());
   EMBERTIDE_CHECK(std::equal(again.begin(), again.end(), record.payload.begin()));
@@ -52,7 +52,7 @@ void CheckPayload(const RowLayout& layout, const RowRecord& record) {
 
 std::vector<std::string> Seeds() {
   std::vector<std::string> seeds;
-  for (const DType dtype : {DType::kFp32, DType::kFp16, DType::kBf16, DType::kInt8}) {
+  for (const DType dtype : {DType::kFp32, DType::kFp16, DType::kBf16, DType::kInt8, DType::kInt4}) {
     const RowLayout layout{3, 2, dtype};
     std::vector<std::byte> records;
     for (const uint16_t live : {7, 5, 0}) {

@@ -235,7 +235,8 @@ TEST_P(HbmDeviceTest, PooledBagsAreThePassOverTheirRowsBitForBit) {
       {1, 128, DType::kFp32}, {4, 4, DType::kFp32},    {16, 8, DType::kFp32}, {3, 5, DType::kFp32},
       {1, 1, DType::kFp32},   {1, 1000, DType::kFp32}, {2, 64, DType::kFp16}, {2, 7, DType::kFp16},
       {4, 32, DType::kBf16},  {1, 33, DType::kBf16},   {8, 16, DType::kInt8}, {2, 9, DType::kInt8},
-      {4, 5, DType::kFp32},   {2, 6, DType::kInt8}};
+      {4, 5, DType::kFp32},   {2, 6, DType::kInt8},    {8, 16, DType::kInt4}, {2, 6, DType::kInt4},
+      {1, 260, DType::kInt4}};
   std::vector<HbmTable> tables;
   for (const RowLayout& layout : layouts) {
     tables.push_back({layout.dim(), layout.chunks, layout.chunk_dim, layout.dtype});

@@ -149,7 +149,7 @@ __device__ HbmRef LoadRef(const HbmRef* from) {
   return ref;
 }
 
-// kWidth neighbouring elements; `at` is aligned to all of them.
+// kWidth neighbouring elements; `at` is aligned to all of them. Not of int4, which has two a byte.
 template <DType kDType, int kWidth>
 __device__ void LoadElements(const std::byte* at, float (&values)[kWidth]) {
   static_assert(kWidth == 1 || kWidth == 4);
@@ -204,13 +204,28 @@ __device__ void LoadRow(const HbmTable& table, const Place& place, const std::by
   if ((live >> place.chunk & 1U) == 0) return;
   const uint32_t before = __popc(live & ((1U << place.chunk) - 1U));
   const uint32_t element = before * table.chunk_dim + place.in_chunk;
-  if constexpr (kDType == DType::kInt8) {
+  if constexpr (kDType == DType::kInt4) {
+    const float scale = *reinterpret_cast<const float*>(payload);
+    const std::byte* at = payload + 4 + element / 2;
+    // Four elements are two bytes that lie side by side; one is half of a byte.
+    uint32_t word = 0;
+    if constexpr (kWidth == 4) {
+      word = *reinterpret_cast<const uint16_t*>(at);
+    } else {
+      word = *reinterpret_cast<const uint8_t*>(at) >> element % 2 * 4;
+    }
+    EMBERTIDE_UNROLL
+    for (int w = 0; w < kWidth; ++w) {
+      const int32_t step = static_cast<int32_t>(word << (28 - 4 * w)) >> 28;
+      values[w] = scale * static_cast<float>(step) + 0.0F;  // no -0, as on the CPU
+    }
+  } else if constexpr (kDType == DType::kInt8) {
     const float scale = *reinterpret_cast<const float*>(payload);
     LoadElements<kDType, kWidth>(payload + 4 + element, values);
     EMBERTIDE_UNROLL
     for (int w = 0; w < kWidth; ++w) values[w] = scale * values[w];
   } else {
-    LoadElements<kDType, kWidth>(payload + uint64_t{element} * DTypeBytes(kDType), values);
+    LoadElements<kDType, kWidth>(payload + uint64_t{element} * DTypeBits(kDType) / 8, values);
   }
 }
 
@@ -324,6 +339,8 @@ __global__ void __launch_bounds__(kBlockThreads) PoolKernel(HbmDevice::PoolArgs 
       return PoolBagOf<DType::kBf16>(args, bag, table);
     case DType::kInt8:
       return PoolBagOf<DType::kInt8>(args, bag, table);
+    case DType::kInt4:
+      return PoolBagOf<DType::kInt4>(args, bag, table);
     case DType::kKeys:  // no bag is of such a table
       return;
   }

@@ -63,9 +63,13 @@ std::string Sources(std::initializer_list<Source> sources) {
   return bytes;
 }
 
+// Peers send one another rows as they are encoded.
+class FleetRowsTest : public testing::TestWithParam<DType> {};
+
 // Every key of a sequence gives its row, wherever it lies; bags beside it are pooled.
-TEST(FleetNodeTest, ASequenceIsReadRowByRowFromItsOwners) {
+TEST_P(FleetRowsTest, ASequenceIsReadRowByRowFromItsOwners) {
   TestFleet fleet(2);
+  fleet.model.UseDType(GetParam());
   fleet.model.features = {
       {"first", "item", "sum"}, {"seen", "item", "none"}, {"last", "item", "mean"}};
   fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
@@ -101,8 +105,9 @@ TEST(FleetNodeTest, ASequenceIsReadRowByRowFromItsOwners) {
 }
 
 // Rows are multiplied wherever they lie: in sums of a peer, in single rows of it, and here.
-TEST(FleetNodeTest, WeighedBagsAreOneAnswerWhoeverOwnsTheirKeys) {
+TEST_P(FleetRowsTest, WeighedBagsAreOneAnswerWhoeverOwnsTheirKeys) {
   TestFleet fleet(2);
+  fleet.model.UseDType(GetParam());
   fleet.model.features = {
       {"first", "item", "sum", true}, {"seen", "item", "none"}, {"last", "item", "mean"}};
   fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
@@ -1036,6 +1041,9 @@ TEST(FleetNodeTest, ANodeThatWaitsForItsPlanGivesUpWhenItIsToEnd) {
   EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(2));
   ends.join();
 }
+
+INSTANTIATE_TEST_SUITE_P(DTypes, FleetRowsTest, testing::Values(DType::kFp32, DType::kInt4),
+                         [](const auto& each) { return std::string(DTypeName(each.param)); });
 
 }  // namespace
 }  // namespace embertide

@@ -26,6 +26,9 @@ class TestModel {
     table_.bucket_bits = bucket_bits;
     table_.default_row.assign(dim, -1.0F);
   }
+  // The type of rows, before the first is written: values of four bits are what they are in fp32,
+  // as all of a row are alike.
+  void UseDType(DType dtype) { table_.layout.dtype = dtype; }
   std::vector<FeatureConfig> features = {{"cand", "item", "sum"}};  // of snapshots from now on
   std::string path() const { return publication_.path(); }
   const TableConfig& table() const { return table_; }
@@ -83,7 +86,7 @@ class TestModel {
     for (const auto& [key, value] : rows) {
       if (BucketOf(key) != bucket) continue;
       const std::vector<float> values(table_.layout.dim(), value);
-      std::vector<std::byte> payload(sizeof(float) * values.size());
+      std::vector<std::byte> payload(table_.layout.PayloadBytes(1));
       EncodePayload(table_.layout, 1, values.data(), payload.data());
       AppendRecord({key, 1, RecordKind::kRow, payload}, &records);
     }

@@ -186,7 +186,7 @@ class EqualityTest : public ::testing::TestWithParam<Place> {
     return answer;
   }
 
-  const std::vector<TableConfig> tables_ = TestTables();
+  const std::vector<TableConfig> tables_ = ServedTables();
   std::filesystem::path directory_;
   TestRows rows_;
   std::vector<BagFeature> features_;

@@ -24,30 +24,31 @@ constexpr uint32_t kHalf = kWidth / 2;
 constexpr uint32_t kPassSums = 8;
 constexpr uint32_t kPassFloats = kPassSums * kHalf;  // in fp64
 
-// How elements of a dtype become floats, kWidth of them or one. `scale` is int8's.
+// How elements of a dtype become floats: kWidth of them, half as many, or the i-th from `from` on.
+// `scale` is that of int8 and int4.
 struct Fp32 {
-  static constexpr uint32_t kBytes = 4;
+  static constexpr uint32_t kBits = 32;
   static constexpr bool kScaled = false;
   static Floats Many(const std::byte* from, float) { return Load<Floats>(from); }
   static HalfFloats Half(const std::byte* from, float) { return Load<HalfFloats>(from); }
-  static float One(const std::byte* from, float) { return Load<float>(from); }
+  static float One(const std::byte* from, uint32_t i, float) { return Load<float>(from + 4 * i); }
 };
 
 struct Fp16 {
-  static constexpr uint32_t kBytes = 2;
+  static constexpr uint32_t kBits = 16;
   static constexpr bool kScaled = false;
-  static float One(const std::byte* from, float) {
+  static float One(const std::byte* from, uint32_t i, float) {
 #if defined(__F16C__)
-    return _cvtsh_ss(Load<uint16_t>(from));
+    return _cvtsh_ss(Load<uint16_t>(from + 2 * i));
 #else
-    return static_cast<float>(Load<Float16>(from));
+    return static_cast<float>(Load<Float16>(from + 2 * i));
 #endif
   }
   template <typename Values>
   static Values Convert(const std::byte* from) {
     Values values = {};
     for (uint32_t i = 0; i < sizeof(Values) / sizeof(float); ++i) {
-      values[i] = One(from + i * kBytes, 0.0F);
+      values[i] = One(from, i, 0.0F);
     }
     return values;
   }
@@ -73,7 +74,7 @@ struct Fp16 {
 };
 
 struct Bf16 {
-  static constexpr uint32_t kBytes = 2;
+  static constexpr uint32_t kBits = 16;
   static constexpr bool kScaled = false;
   template <typename Values, typename Shorts, typename Words>
   static Values Convert(const std::byte* from) {
@@ -87,13 +88,13 @@ struct Bf16 {
   static HalfFloats Half(const std::byte* from, float) {
     return Convert<HalfFloats, HalfShorts, HalfWords>(from);
   }
-  static float One(const std::byte* from, float) {
-    return __builtin_bit_cast(float, uint32_t{Load<uint16_t>(from)} << 16);
+  static float One(const std::byte* from, uint32_t i, float) {
+    return __builtin_bit_cast(float, uint32_t{Load<uint16_t>(from + 2 * i)} << 16);
   }
 };
 
 struct Int8 {
-  static constexpr uint32_t kBytes = 1;
+  static constexpr uint32_t kBits = 8;
   static constexpr bool kScaled = true;
   using Bytes = int8_t __attribute__((vector_size(kWidth)));
   using Words = int32_t __attribute__((vector_size(4 * kWidth)));
@@ -107,8 +108,48 @@ struct Int8 {
     const HalfWords words = __builtin_convertvector(Load<HalfBytes>(from), HalfWords);
     return __builtin_convertvector(words, HalfFloats) * scale;
   }
-  static float One(const std::byte* from, float scale) {
-    return scale * static_cast<float>(Load<int8_t>(from));
+  static float One(const std::byte* from, uint32_t i, float scale) {
+    return scale * static_cast<float>(Load<int8_t>(from + i));
+  }
+};
+
+// Each lane gets the word that holds its element, shifted so that the element's sign is the word's,
+// and shifted back.
+struct Int4 {
+  static constexpr uint32_t kBits = 4;
+  static constexpr bool kScaled = true;
+  using Words = int32_t __attribute__((vector_size(4 * kWidth)));
+  using HalfWords = int32_t __attribute__((vector_size(2 * kWidth)));
+  template <typename Values, typename Ints>
+  static Values Convert(const std::byte* from, float scale) {
+    constexpr uint32_t kValues = sizeof(Values) / sizeof(float);
+    Ints words = {};
+    Ints up = {};
+#if defined(__AVX512F__)
+    if constexpr (kValues == 16) {
+      words = reinterpret_cast<Ints>(_mm512_mask_set1_epi32(_mm512_set1_epi32(Load<int32_t>(from)),
+                                                            0xff00, Load<int32_t>(from + 4)));
+    } else
+#endif
+    {
+      int32_t word = 0;
+      std::memcpy(&word, from, kValues < 8 ? kValues / 2 : 4);
+      words += word;
+    }
+#pragma GCC unroll 16
+    for (uint32_t i = 0; i < kValues; ++i) up[i] = static_cast<int32_t>(28 - i % 8 * 4);
+    // No step of a negative scale is -0: a bag of one row and a sum of one then have the same bits.
+    return __builtin_convertvector((words << up) >> 28, Values) * scale + 0.0F;
+  }
+  static Floats Many(const std::byte* from, float scale) {
+    return Convert<Floats, Words>(from, scale);
+  }
+  static HalfFloats Half(const std::byte* from, float scale) {
+    return Convert<HalfFloats, HalfWords>(from, scale);
+  }
+  static float One(const std::byte* from, uint32_t i, float scale) {
+    const uint32_t word = Load<uint8_t>(from + i / 2) >> i % 2 * 4;
+    return scale * static_cast<float>(static_cast<int32_t>(word << 28) >> 28) + 0.0F;
   }
 };
 
@@ -217,7 +258,7 @@ void AddPass(const RowLayout& layout, const FoundRow* rows, Weights weights, siz
   typename To::Sums total[kSums];
 #pragma GCC unroll 16
   for (uint32_t s = 0; s < kSums; ++s) total[s] = to.Begin(first + s * kEach);
-  constexpr size_t kBytes = size_t{kWidth} * D::kBytes;
+  constexpr size_t kBytes = size_t{kWidth} * D::kBits / 8;
   const uint32_t vectors = kChunkVectors == kAsMany ? layout.chunk_dim / kWidth : kChunkVectors;
   const uint32_t before = kChunkVectors == kWhole ? first / kWidth : first / kWidth / vectors;
   const uint32_t into = kChunkVectors == kAsMany ? first / kWidth % vectors : 0;
@@ -273,10 +314,12 @@ inline void ForEachLive(const RowLayout& layout, const FoundRow& row, const Many
   for (uint32_t c = 0; c < runs; ++c) {
     if ((row.live >> c & 1U) == 0) continue;
     uint32_t d = 0;
-    for (; d + kWidth <= run; d += kWidth, from.at += size_t{kWidth} * D::kBytes) {
+    for (; d + kWidth <= run; d += kWidth, from.at += size_t{kWidth} * D::kBits / 8) {
       many(c * run + d, D::Many(from.at, from.scale));
     }
-    for (; d < run; ++d, from.at += D::kBytes) one(c * run + d, D::One(from.at, from.scale));
+    const uint32_t rest = run - d;
+    for (uint32_t i = 0; i < rest; ++i) one(c * run + d + i, D::One(from.at, i, from.scale));
+    from.at += size_t{rest} * D::kBits / 8;
   }
 }
 
@@ -418,16 +461,17 @@ void Write(const RowLayout& layout, const FoundRow* rows, size_t n, float* out, 
   }
 }
 
-constexpr RowOps kOps = {Hashes,
-                         Turn,
-                         Place,
-                         Find,
-                         FindInPlain,
-                         {Add<Fp32>, Add<Fp16>, Add<Bf16>, Add<Int8>},
-                         {Pool<Fp32>, Pool<Fp16>, Pool<Bf16>, Pool<Int8>},
-                         {Pool32<Fp32>, Pool32<Fp16>, Pool32<Bf16>, Pool32<Int8>},
-                         {Write<Fp32>, Write<Fp16>, Write<Bf16>, Write<Int8>},
-                         Round};
+constexpr RowOps kOps = {
+    Hashes,
+    Turn,
+    Place,
+    Find,
+    FindInPlain,
+    {Add<Fp32>, Add<Fp16>, Add<Bf16>, Add<Int8>, nullptr, Add<Int4>},
+    {Pool<Fp32>, Pool<Fp16>, Pool<Bf16>, Pool<Int8>, nullptr, Pool<Int4>},
+    {Pool32<Fp32>, Pool32<Fp16>, Pool32<Bf16>, Pool32<Int8>, nullptr, Pool32<Int4>},
+    {Write<Fp32>, Write<Fp16>, Write<Bf16>, Write<Int8>, nullptr, Write<Int4>},
+    Round};
 
 }  // namespace
 }  // namespace embertide

@@ -35,7 +35,7 @@ struct FoundRow {
   FoundKind kind = FoundKind::kRow;
 };
 
-// The functions below for one kind of vectors, by DType.
+// The functions below for one kind of vectors, by DType; null of keys.
 struct RowOps {
   using Add = void (*)(const RowLayout& layout, const FoundRow* rows, const float* weights,
                        size_t n, double* sums);
@@ -67,10 +67,10 @@ struct RowOps {
   Place place;
   Find find;
   Find find_plain;
-  std::array<Add, 4> add;
-  std::array<Pool, 4> pool;
-  std::array<Pool32, 4> pool32;
-  std::array<Write, 4> write;
+  std::array<Add, kDTypes> add;
+  std::array<Pool, kDTypes> pool;
+  std::array<Pool32, kDTypes> pool32;
+  std::array<Write, kDTypes> write;
   Round round;
 };
 extern const RowOps* const kRowOps;

@@ -263,8 +263,11 @@ TEST_P(KeyOpsTest, ARowsPlaceAndLinesAreThoseThatItsWordSays) {
   std::mt19937_64 random(5);
   static std::array<IndexGroup, 4> groups;
   auto* const base = reinterpret_cast<std::byte*>(0x7f0000000000);
-  const std::vector<RowLayout> layouts = {
-      {1, 16, DType::kFp32}, {1, 16, DType::kInt8}, {4, 16, DType::kFp16}, {16, 16, DType::kInt8}};
+  const std::vector<RowLayout> layouts = {{1, 16, DType::kFp32},
+                                          {1, 16, DType::kInt8},
+                                          {4, 16, DType::kFp16},
+                                          {16, 16, DType::kInt8},
+                                          {3, 10, DType::kInt4}};
   for (size_t turn = 0; turn < 400; ++turn) {
     const RowLayout& layout = layouts[turn % layouts.size()];
     const bool is_lean = turn / layouts.size() % 2 == 1;
@@ -401,6 +404,7 @@ INSTANTIATE_TEST_SUITE_P(All, KeyOpsTest, testing::Values("plain", "avx2", "avx5
 
 // Dimensions with and without a tail, chunks wider and narrower than a vector.
 INSTANTIATE_TEST_SUITE_P(All, RowOpsTest, VectorCases());
+INSTANTIATE_TEST_SUITE_P(Int4, RowOpsTest, Int4Cases());
 
 }  // namespace
 }  // namespace embertide

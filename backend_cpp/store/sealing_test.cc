@@ -51,7 +51,7 @@ class SealingTest : public ::testing::Test {
       : directory_(std::filesystem::temp_directory_path() /
                    ("embertide-seal-" + std::to_string(::getpid()))) {
     std::filesystem::remove_all(directory_);
-    options_.tables = TestTables();
+    options_.tables = ServedTables();
     options_.devices = 2;
     options_.ddr_budget_bytes = 2ULL << 20;
     options_.ssd_budget_bytes = 64ULL << 20;

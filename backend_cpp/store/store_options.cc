@@ -199,6 +199,12 @@ Status ValidateOptions(const StoreOptions& options, Profile profile) {
     if (!names.insert(table.name).second || !ids.insert(table.id).second) {
       return {Code::kInvalidArgument, "table " + table.name + ": name or id is used twice"};
     }
+    if (profile == Profile::kTrain && table.layout.dtype == DType::kInt4) {
+      return {Code::kInvalidArgument,
+              "table " + table.name +
+                  ": rows of int4 are served, not trained, as steps smaller than half a scale would"
+                  " change nothing; train in fp32 and serve int4"};
+    }
     const uint32_t aux =
         profile == Profile::kTrain ? RowAux::Bytes(options.optimizer, table.learned()) : 0;
     const uint32_t bytes = table.layout.PayloadBytes(table.layout.full_mask()) + aux;

@@ -37,6 +37,15 @@ inline auto VectorCases() {
                                           Shape{3, 20}, Shape{16, 16}));
 }
 
+// The same of int4, which has two values a byte and is never trained.
+inline auto Int4Cases() {
+  using Shape = std::pair<uint16_t, uint16_t>;
+  return testing::Combine(
+      testing::Values("plain", "avx2", "avx512"), testing::Values(DType::kInt4),
+      testing::Values(Shape{1, 2}, Shape{1, 6}, Shape{4, 4}, Shape{4, 16}, Shape{4, 32},
+                      Shape{3, 20}, Shape{3, 22}, Shape{16, 16}, Shape{2, 80}));
+}
+
 // One row as its record stands in files.
 struct TestRow {
   uint16_t live = 0;
@@ -46,13 +55,9 @@ struct TestRow {
 
 using TestRows = std::map<std::pair<uint32_t, uint64_t>, TestRow>;  // (table, key)
 
-// A table of each dtype, with rows so long that some thousands fill several pages.
-inline std::vector<TableConfig> TestTables() {
+// A table of each layout, with rows so long that some thousands fill several pages.
+inline std::vector<TableConfig> TablesOf(const std::vector<RowLayout>& layouts) {
   std::vector<TableConfig> tables;
-  const RowLayout layouts[] = {{4, 128, DType::kFp32},
-                               {2, 256, DType::kFp16},
-                               {3, 128, DType::kBf16},
-                               {2, 400, DType::kInt8}};
   for (const RowLayout& layout : layouts) {
     TableConfig table;
     table.name = std::string("of_") + DTypeName(layout.dtype);
@@ -66,6 +71,22 @@ inline std::vector<TableConfig> TestTables() {
     tables.push_back(table);
   }
   return tables;
+}
+
+// A table of each dtype that is trained.
+inline std::vector<TableConfig> TestTables() {
+  return TablesOf({{4, 128, DType::kFp32},
+                   {2, 256, DType::kFp16},
+                   {3, 128, DType::kBf16},
+                   {2, 400, DType::kInt8}});
+}
+
+// And of that which is only served.
+inline std::vector<TableConfig> ServedTables() {
+  std::vector<RowLayout> layouts;
+  for (const TableConfig& table : TestTables()) layouts.push_back(table.layout);
+  layouts.push_back({3, 270, DType::kInt4});
+  return TablesOf(layouts);
 }
 
 inline uint32_t BucketOfKey(const TableConfig& table, uint64_t key) {

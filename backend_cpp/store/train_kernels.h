@@ -278,7 +278,7 @@ struct To<Fp16> {
 #elif defined(__F16C__)
     Save(_mm256_cvtps_ph(reinterpret_cast<__m256>(values), _MM_FROUND_TO_NEAREST_INT), to);
 #else
-    for (uint32_t i = 0; i < kWidth; ++i) One(values[i], to + i * Fp16::kBytes);
+    for (uint32_t i = 0; i < kWidth; ++i) One(values[i], to + 2 * i);
 #endif
   }
 };
@@ -331,11 +331,11 @@ inline void ForEachPlace(const RowLayout& layout, uint16_t live, std::byte* at, 
       layout, live,
       [&](uint32_t d) {
         many(d, at);
-        at += size_t{kWidth} * D::kBytes;
+        at += size_t{kWidth} * D::kBits / 8;
       },
       [&](uint32_t d) {
         one(d, at);
-        at += D::kBytes;
+        at += D::kBits / 8;
       });
 }
 
@@ -350,7 +350,7 @@ struct Row {
           To<D>::Many(Bounded<D>(D::Many(at, 0.0F) - StepMany(sums + d, step)), at);
         },
         [&](uint32_t d, std::byte* at) {
-          To<D>::One(Bounded<D>(D::One(at, 0.0F) - StepOne(sums[d], step)), at);
+          To<D>::One(Bounded<D>(D::One(at, 0, 0.0F) - StepOne(sums[d], step)), at);
         });
   }
 };
@@ -377,7 +377,7 @@ struct Row<Int8> {
           most = most < size ? size : most;
         },
         [&](uint32_t d, std::byte* at) {
-          const auto value = Bounded<Int8>(Int8::One(at, before) - StepOne(sums[d], step));
+          const auto value = Bounded<Int8>(Int8::One(at, 0, before) - StepOne(sums[d], step));
           Save(value, place(d));
           const float size = value < 0.0F ? -value : value;
           most_one = most_one < size ? size : most_one;

@@ -31,6 +31,7 @@ double Tolerance(DType dtype, double value, double largest) {
       return fp32 + std::ldexp(std::fabs(value), -8);
     case DType::kInt8:
       return fp32 + largest / 127 * 0.5001;
+    case DType::kInt4:  // served, and never trained
     case DType::kKeys:
       break;
   }

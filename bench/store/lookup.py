@@ -5,8 +5,9 @@ repetition shares; the sides take turns. The random-line limit of the machine is
 with them. Shapes: N keys, B bags.
 
 Cases, each a store of its own: `dense` (fp32 rows of each size), `lean` (the same, by an index of
-lean entries), `fp32` (the same, added in fp32), `fp16` (fp16 rows of 16 values), `half` (half of
-the chunks dead), `pruned` (against FBGEMM's hash map of pruned rows).
+lean entries), `fp32` (the same, added in fp32), `fp16` (fp16 rows of 16 values), `int8` and `int4`
+(rows of these, against TBE's of fp32), `half` (half of the chunks dead), `pruned` (against FBGEMM's
+hash map of pruned rows).
 """
 
 import ctypes
@@ -37,7 +38,7 @@ EXPONENTS = (0.0, 0.8, 1.05, 1.2)
 THREADS = (1, 2)
 KEYS = 200_000
 _REPETITIONS = 7  # and one more, first, that does not count
-CASES = ("dense", "lean", "fp32", "fp16", "half", "pruned")
+CASES = ("dense", "lean", "fp32", "fp16", "int8", "int4", "half", "pruned")
 # Of FBGEMM TBE's rate, by vectors and dim.
 _BARS = {"avx2": {16: 0.52, 64: 0.80, 128: 1.05}, "avx512": {16: 0.60, 64: 0.90, 128: 1.2}}
 _MORE_BY_FP32_SUMS = 0.05
@@ -176,6 +177,8 @@ def _kinds(level: str, case: str, dim: int) -> Iterator[Kind]:
         yield Kind(", lean index", 0.0, index="lean")
     elif case == "fp16" and dim == min(DIMS):
         yield Kind(", fp16 rows", _FP16_BAR, dtype="fp16")
+    elif case in ("int8", "int4"):
+        yield Kind(f", {case} rows", 0.0, dtype=case)
     elif case == "half" and dim in _HALF_DEAD_BARS:
         special = f", {half} of {ours.CHUNKS} chunks live"
         yield Kind(special, _HALF_DEAD_BARS[dim], live_chunks=half)

@@ -18,7 +18,7 @@ from embertide.trainer.data.keys import buckets_of, hash_keys
 Keys = NDArray[np.uint64]
 CHUNKS = 4
 _BUCKET_ROWS = 100_000
-_ELEMENTS = {"fp32": "<f4", "fp16": "<f2"}
+_ELEMENTS = {"fp32": "<f4", "fp16": "<f2"}  # of others, rows are encoded from fp32
 _INDEX_BYTES = 40  # a row, with room to grow
 _AUX_BYTES = 8 + 4 * CHUNKS  # a row of a training store
 _SLACK = 64 << 20
@@ -59,6 +59,13 @@ def records_of(
     live_chunks: int = CHUNKS,
 ) -> bytes:
     """Return the records of rows of which any `live_chunks` chunks live, with random values."""
+    if dtype not in _ELEMENTS:
+        whole, layout = (
+            _store.RowLayout(dtype=each, chunks=CHUNKS, chunk_dim=dim // CHUNKS)
+            for each in ("fp32", dtype)
+        )
+        plain = records_of(rng, keys_N, dim, live_chunks=live_chunks)
+        return _store.convert_records(whole, layout, plain)
     width = dim // CHUNKS * live_chunks
     head = [("key", "<u8"), ("live", "<u2"), ("kind", "u1"), ("zero", "u1")]
     record = np.dtype([*head, ("values", _ELEMENTS[dtype], width)])
@@ -96,7 +103,9 @@ def filled(
 
 def payload_bytes(dim: int, dtype: str = "fp32", live_chunks: int = CHUNKS) -> int:
     """Return the bytes of a row's payload."""
-    return dim // CHUNKS * live_chunks * np.dtype(_ELEMENTS[dtype]).itemsize
+    layout = _store.RowLayout(dtype=dtype, chunks=CHUNKS, chunk_dim=dim // CHUNKS)
+    live = (1 << live_chunks) - 1
+    return len(_store.encode_payload(layout, live, np.zeros(dim, np.float32)))
 
 
 def fill(

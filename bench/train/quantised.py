@@ -33,6 +33,7 @@ from bench.train.runs import (
 from embertide import _store
 from embertide.trainer.config import PruneConfig, RowDtype, RunConfig, TableConfig
 from embertide.trainer.data.base import Batch
+from embertide.trainer.embedding.records import encode_rows
 from embertide.trainer.eval.blocks import BlockQuality
 from embertide.trainer.eval.prequential import Prequential
 from embertide.trainer.model.export import evaluating
@@ -45,41 +46,36 @@ _MAX_LOST = 0.001  # of log loss
 _RENEWED = 12  # versions
 
 
+def stored(dtype: str) -> Callable[[Floats], Floats]:
+    """Return what values read as in rows of a type of the store, as versions have them."""
+
+    def served(values_ND: Floats) -> Floats:
+        dim = values_ND.shape[1]
+        whole, layout = (_store.RowLayout(dtype=each, chunk_dim=dim) for each in ("fp32", dtype))
+        keys_N = np.arange(len(values_ND), dtype=np.uint64)
+        records = encode_rows(whole, keys_N, np.ascontiguousarray(values_ND)).tobytes()
+        found_ND: Floats = _store.decode_records(
+            layout, _store.convert_records(whole, layout, records)
+        )[3]
+        return found_ND
+
+    return served
+
+
 def fp16(values_ND: Floats) -> Floats:
     """Return values as fp16 says them."""
     return values_ND.astype(np.float16).astype(np.float32)
 
 
-def levels(values_ND: Floats, most: int, share: float = 1.0) -> Floats:
-    """Return values in steps of a row's scale, which is `share` of its largest over `most`."""
-    scale_N1 = np.abs(values_ND).max(axis=1, keepdims=True) * np.float32(share) / np.float32(most)
+def one_scale(values_ND: Floats) -> Floats:
+    """Return values in 7 steps to either side of zero, of a scale by the largest value."""
+    scale_N1 = np.abs(values_ND).max(axis=1, keepdims=True) / np.float32(7)
     step_N1 = np.where(scale_N1 == 0, np.float32(1), scale_N1)
-    found_ND: Floats = np.clip(np.rint(values_ND / step_N1), -most, most) * scale_N1
+    found_ND: Floats = np.clip(np.rint(values_ND / step_N1), -7, 7) * scale_N1
     return found_ND
 
 
-def int8(values_ND: Floats) -> Floats:
-    """Return values as rows of int8 say them (docs/formats.md)."""
-    return levels(values_ND, 127)
-
-
-def one_scale(values_ND: Floats) -> Floats:
-    """Return values in 7 steps to either side of zero."""
-    return levels(values_ND, 7)
-
-
-def fitted_scale(values_ND: Floats) -> Floats:
-    """Return values in such steps, whose scale has the least squares of ten."""
-    best_ND, least_N = one_scale(values_ND), np.full(len(values_ND), np.inf, np.float32)
-    for share in np.linspace(1.0, 0.55, 10):
-        found_ND = levels(values_ND, 7, float(share))
-        error_N = np.square(found_ND - values_ND).sum(axis=1)
-        better_N = error_N < least_N
-        best_ND[better_N], least_N[better_N] = found_ND[better_N], error_N[better_N]
-    return best_ND
-
-
-def int4(values_ND: Floats) -> Floats:
+def least_and_step(values_ND: Floats) -> Floats:
     """Return values in 15 steps from the least on; step and least in fp16, as FBGEMM has them."""
     least_N1 = fp16(values_ND.min(axis=1, keepdims=True))
     step_N1 = fp16((values_ND.max(axis=1, keepdims=True) - least_N1) / np.float32(15))
@@ -124,14 +120,14 @@ def _codes(name: str, piece: int, *, scaled: bool = False, renewed: int = _RENEW
 
 
 _PLAIN = Form(name="fp32", bits=32, served=_same)
-_INT8 = Form(name="int8", bits=8, beside=4, served=int8)
+_INT8 = Form(name="int8", bits=8, beside=4, served=stored("int8"))
 FORMS = (
     _PLAIN,
-    Form(name="fp16", bits=16, served=fp16),
+    Form(name="fp16", bits=16, served=stored("fp16")),
     _INT8,
-    Form(name="int4", bits=4, beside=4, served=int4),
-    Form(name="int4 with one scale", bits=4, beside=4, served=one_scale),
-    Form(name="int4 with one scale, fitted", bits=4, beside=4, served=fitted_scale),
+    Form(name="int4", bits=4, beside=4, served=stored("int4")),
+    Form(name="4 bits from the least value on", bits=4, beside=4, served=least_and_step),
+    Form(name="4 bits, a scale by the largest", bits=4, beside=4, served=one_scale),
     _codes("PQ 8x", 2),
     _codes("PQ 16x", 4),
     _codes("PQ 16x, first codebook kept", 4, renewed=0),
@@ -314,7 +310,7 @@ class Copies:
         if held.form.served is not None:
             return held.form.served(values_ND)
         if held.book is None or held.codes_RS is None:
-            return int8(values_ND)
+            return stored("int8")(values_ND)
         scale_N1 = _scale(held.form, values_ND)
         held.codes_RS[slot_N] = codes_NS = held.book.encode(values_ND / scale_N1)
         return held.book.decode(codes_NS) * scale_N1 * self._live(slot_N)

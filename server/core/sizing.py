@@ -49,7 +49,17 @@ class Question(NamedTuple):
 QUESTIONS: Mapping[str, Question] = {
     "rows": Question("rows of all tables", 100_000_000, 1, 1e13),
     "row_bytes": Question(
-        "bytes of a row's values (dim x 4 for fp32, x 2 for fp16)", 128, 1, 65536
+        "bytes of a row's values as nodes have them (dim x 4 for fp32, x 2 for fp16; dim + 4 for"
+        " int8, dim / 2 + 4 for int4)",
+        128,
+        1,
+        65536,
+    ),
+    "trained_row_bytes": Question(
+        "bytes of a row's values where they are trained (dim x 4 for fp32); 0: the same",
+        0,
+        0,
+        65536,
     ),
     "changed_per_s": Question("rows that change a second", 1000, 0, 1e9),
     "publish_s": Question("seconds from one version to the next", 60, 1, 86_400),
@@ -196,6 +206,7 @@ def size(given: Mapping[str, float]) -> Size:
     needed = {"memory": by_memory, "cores": by_cores, "reads of drives": by_drives}
     bound = max(needed, key=lambda name: needed[name])
     nodes = max(1, needed[bound])
+    trained = given["trained_row_bytes"] or payload
     version = changed * (payload + _RECORD)
     return Size(
         nodes=nodes * int(given["copies"]),
@@ -212,5 +223,5 @@ def size(given: Mapping[str, float]) -> Size:
         bus_bytes=version * (1 + math.ceil(_KEPT_S / given["publish_s"])),
         day_bytes=version * _DAY_S / given["publish_s"],
         snapshot_bytes=rows * (payload + _RECORD),
-        trainer_bytes=rows * (payload + _TRAINING),
+        trainer_bytes=rows * (trained + _TRAINING),
     )

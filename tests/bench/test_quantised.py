@@ -62,30 +62,37 @@ def test_a_codebook_that_is_renewed_names_much_the_same() -> None:
 def test_steps_are_those_of_the_rows_scale() -> None:
     values_ND = _values(np.random.default_rng(3), 500)
     values_ND[0] = 0
-    for form, most in ((quantised.int8, 127), (quantised.one_scale, 7)):
+    for form, most in ((quantised.stored("int8"), 127), (quantised.one_scale, 7)):
         half_N = np.abs(values_ND).max(axis=1) / most / 2
         assert (np.abs(form(values_ND) - values_ND).max(axis=1) <= half_N * 1.0001).all()
-    layout = _store.RowLayout(dtype="int8", chunk_dim=DIM)
-    for value_D, found_D in zip(values_ND[:50], quantised.int8(values_ND), strict=False):
-        payload = _store.encode_payload(layout, 1, value_D)
-        records = _store.encode_record(1, 1, 0, payload)
-        np.testing.assert_array_equal(_store.decode_records(layout, records)[3][0], found_D)
+    for dtype in ("fp16", "int8", "int4"):
+        layout = _store.RowLayout(dtype=dtype, chunk_dim=DIM)
+        served_ND = quantised.stored(dtype)(values_ND)
+        for value_D, found_D in zip(values_ND[:50], served_ND, strict=False):
+            payload = _store.encode_payload(layout, 1, value_D)
+            records = _store.encode_record(1, 1, 0, payload)
+            np.testing.assert_array_equal(_store.decode_records(layout, records)[3][0], found_D)
 
 
 def test_four_bits_are_steps_from_the_least_value_on() -> None:
     values_ND = _values(np.random.default_rng(3), 500)
     values_ND[0] = 0
-    found_ND = quantised.int4(values_ND)
+    found_ND = quantised.least_and_step(values_ND)
     step_N = (values_ND.max(axis=1) - values_ND.min(axis=1)) / 15
     # Step and least value are rounded to fp16.
     assert (np.abs(found_ND - values_ND).max(axis=1) <= step_N * 0.52 + 0.002).all()
-    assert max(len(np.unique(found_D)) for found_D in quantised.int4(_values(RNG, 50, 64))) == 16
+    assert (
+        max(len(np.unique(found_D)) for found_D in quantised.least_and_step(_values(RNG, 50, 64)))
+        == 16
+    )
     assert not found_ND[0].any()
 
     def error(form: Any) -> float:
         return float(np.square(form(values_ND) - values_ND).sum())
 
-    assert error(quantised.int4) < error(quantised.fitted_scale) < error(quantised.one_scale)
+    errors = [error(quantised.least_and_step), error(quantised.stored("int4"))]
+    assert errors == sorted(errors)
+    assert errors[-1] < error(quantised.one_scale)
 
 
 def test_copies_are_those_of_a_dictionary_through_changes_and_tombstones(

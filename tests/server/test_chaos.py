@@ -225,7 +225,7 @@ def test_a_version_that_was_never_published_is_a_fault(model: Model, replay: Rep
     assert wrong == ["version 2 has watermark 77, not 2"]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "int8", "int4"])
 def test_rows_are_decoded_as_the_format_says(dtype: str) -> None:
     layout = _store.RowLayout(dtype=dtype, chunks=3, chunk_dim=2)
     values = np.array([0.5, -1.5, 9.0, 9.0, 2.0, 0.25], np.float32)
@@ -237,6 +237,7 @@ def test_rows_are_decoded_as_the_format_says(dtype: str) -> None:
     row = np.frombuffer(decode_row(layout, live, got), "<f4")
     want = np.array([0.5, -1.5, 0.0, 0.0, 2.0, 0.25], np.float32)
     np.testing.assert_allclose(row, want, atol=2 / 127 if dtype == "int8" else 0)
+    np.testing.assert_array_equal(row, _store.decode_records(layout, records)[3][0])
 
 
 def test_the_models_features_may_share_a_table(replay: Replay) -> None:

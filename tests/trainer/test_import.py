@@ -31,7 +31,7 @@ from embertide.trainer.publish.importer.sources import ModelImportError
 from embertide.trainer.publish.importer.spec import ModelSpec, TableSpec, load_spec, parse_table
 from embertide.trainer.publish.snapshot import read_manifest
 
-DTYPES = ("fp32", "fp16", "bf16", "int8")
+DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
 Rows = dict[int, NDArray[np.float32]]
 Usage = namedtuple("Usage", "total used free")
 
@@ -110,7 +110,7 @@ def test_keys_hash_as_in_the_store() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_are_encoded_as_the_store_does_bit_for_bit(dtype: str) -> None:
-    layout = _store.RowLayout(dtype=dtype, chunks=2, chunk_dim=3)
+    layout = _store.RowLayout(dtype=dtype, chunks=3, chunk_dim=2)
     rng = np.random.default_rng(5)
     spread = np.float32(2) ** rng.integers(-149, 14, (3000, 6)).astype(np.float32)
     values = some_values(3000, 6) * spread
@@ -124,12 +124,14 @@ def test_rows_are_encoded_as_the_store_does_bit_for_bit(dtype: str) -> None:
     size = records.dtype.itemsize
     data = records.tobytes()
     for i, row in enumerate(values):
-        payload = _store.encode_payload(layout, 3, row)
-        assert data[i * size : (i + 1) * size] == _store.encode_record(i, 3, 0, payload), row
+        payload = _store.encode_payload(layout, 7, row)
+        assert data[i * size : (i + 1) * size] == _store.encode_record(i, 7, 0, payload), row
 
 
 def test_values_that_a_dtype_cannot_hold_are_found() -> None:
-    for dtype, largest in (("fp16", 65519.0), ("bf16", 3.396e38), ("fp32", 3.4e38)):
+    for dtype, largest in (
+        *(("fp16", 65519.0), ("bf16", 3.396e38), ("fp32", 3.4e38), ("int4", 1.9e38)),
+    ):
         layout = _store.RowLayout(dtype=dtype, chunk_dim=2)
         values = np.array([[0, 1], [largest, -largest]], np.float32)
         assert unstorable(layout, values) is None

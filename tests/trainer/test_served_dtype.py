@@ -16,8 +16,8 @@ from embertide.trainer.config import (
     ModelConfig,
     PruneConfig,
     PublishBudget,
-    RowDtype,
     RunConfig,
+    ServedDtype,
     TableConfig,
 )
 from embertide.trainer.data.generator import NewsConfig, NewsSource
@@ -38,7 +38,7 @@ NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=300, users=900, new_items_p
 HALF = NEWS.total_events() // 2
 
 
-def model(*served: RowDtype | None, chunks: int = 4) -> ModelConfig:
+def model(*served: ServedDtype | None, chunks: int = 4) -> ModelConfig:
     """The news model; its first tables are served as named."""
     given = news_model()
     tables = tuple(
@@ -57,7 +57,7 @@ PLAIN = RunConfig(
     snapshot_every=2,
     keep_snapshots=100,
 )
-RUN = dataclasses.replace(PLAIN, model=model("int8", "fp16", None))
+RUN = dataclasses.replace(PLAIN, model=model("int8", "int4", None))
 RUNS = {
     "snapshots of all rows": RUN,
     "increments": dataclasses.replace(RUN, full_snapshot_every=4),
@@ -119,7 +119,7 @@ def test_nodes_have_rows_in_the_served_type_by_deltas_as_by_snapshots(whole: Tra
         path = whole.publication.snapshot_path(version)
         assert [r for *_, r in read_buckets(rows, path)] == by_deltas[version.number]
         tables = manifest_tables(read_manifest(path)).values()
-        assert [each.layout.dtype for each in tables][:4] == ["int8", "fp16", "fp32", "fp32"]
+        assert [each.layout.dtype for each in tables][:4] == ["int8", "int4", "fp32", "fp32"]
     # The last version leaves nothing out: it has each row as the trained one reads in that type.
     newest = by_deltas[max(by_deltas)]
     masks = set[int]()
@@ -316,6 +316,10 @@ def test_a_served_type_that_is_no_smaller_is_refused() -> None:
             TableConfig(name="t", dtype=dtype, served_dtype=served)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="served_dtype is 'int2'"):
         TableConfig(name="t", served_dtype="int2")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"dtype is 'int4'; use one of.*and served_dtype='int4'"):
+        TableConfig(name="t", dtype="int4")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="two values a byte, and a chunk has 3: give it an even"):
+        TableConfig(name="t", dim=6, chunks=2, served_dtype="int4")
     with pytest.raises(ValueError, match="counters need rows of fp32, trained and served, not int"):
         TableConfig(name="t", served_dtype="int8", counters=CountersConfig(feature="t"))
 
@@ -330,7 +334,8 @@ def test_converted_records_are_those_of_the_other_type() -> None:
     )
     gone = _store.encode_record(7, 0, 2, b"")
     most = {"fp16": 65504.0, "bf16": float(np.uint32(0x7F7F0000).view(np.float32))}
-    for dtype in ("fp32", "fp16", "bf16", "int8"):
+    most["int4"] = 2e38
+    for dtype in ("fp32", "fp16", "bf16", "int8", "int4"):
         new = _store.RowLayout(dtype=dtype, chunks=2, chunk_dim=2)
         bound = most.get(dtype, 3.4e38)
         kept = np.clip(values, -np.float32(bound), np.float32(bound))
@@ -348,3 +353,33 @@ def test_converted_records_are_those_of_the_other_type() -> None:
     keys = _store.RowLayout(dtype="keys", chunks=2, chunk_dim=2)
     with pytest.raises(_store.StoreError, match="rows of keys are no values"):
         _store.convert_records(old, keys, records)
+
+
+def test_a_store_trains_no_rows_of_int4() -> None:
+    layout = _store.RowLayout(dtype="int4", chunk_dim=4)
+    table = _store.TableConfig(name="t", id=0, layout=layout)
+    with pytest.raises(_store.StoreError, match="table t: rows of int4 are served, not trained"):
+        _store.TrainingStore(tables=[table], ddr_budget_bytes=8 << 20)
+    _store.ServingStore(tables=[table], ddr_budget_bytes=8 << 20)
+
+
+def test_a_row_of_int4_takes_fewer_bytes_of_memory() -> None:
+    keys_N = np.arange(50_000, dtype=np.uint64)
+    values = np.random.default_rng(1).normal(size=32).astype(np.float32)
+    taken = {}
+    for dtype in ("fp32", "int8", "int4"):
+        layout = _store.RowLayout(dtype=dtype, chunk_dim=32)
+        table = _store.TableConfig(name="t", id=0, layout=layout)
+        store = _store.ServingStore(tables=[table], ddr_budget_bytes=64 << 20)
+        row = _store.encode_payload(layout, 1, values)
+        records = b"".join(_store.encode_record(int(key), 1, 0, row) for key in keys_N)
+        store.stage_records(1, 0, 0, records)
+        store.commit(1)
+        taken[dtype] = store.stats()["ddr_payload_bytes"] / len(keys_N)
+        found, _, _ = store.lookup(0, keys_N[:1].view(np.int64))
+        np.testing.assert_array_equal(
+            found[0], _store.decode_records(layout, records[: 12 + len(row)])[3][0]
+        )
+    assert taken["fp32"] >= 128
+    assert taken["int8"] >= 36
+    assert 20 <= taken["int4"] < 25, taken

@@ -143,7 +143,9 @@ def command(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="How --table's rows are stored: fp32 (default), fp16, bf16 or int8."),
+        typer.Option(
+            help="How --table's rows are stored: fp32 (default), fp16, bf16, int8 or int4."
+        ),
     ] = None,
     duplicates: Annotated[
         str, typer.Option(help="When a key repeats: error, or last to keep the last row.")

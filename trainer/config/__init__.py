@@ -53,6 +53,7 @@ from embertide.trainer.config.tables import (
     Pooling,
     RowDtype,
     SequenceConfig,
+    ServedDtype,
     TableConfig,
 )
 
@@ -94,6 +95,7 @@ __all__ = [
     "RunConfig",
     "ScheduleConfig",
     "SequenceConfig",
+    "ServedDtype",
     "Sync",
     "TableConfig",
     "Utility",

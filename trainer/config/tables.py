@@ -10,8 +10,9 @@ DenseStep = Literal["clip", "log1p", "standardise", "quantile", "bucketise"]
 Pooling = Literal["sum", "mean", "none"]
 FeatureKeys = Literal["one", "list", "weighed"]
 RowDtype = Literal["fp32", "fp16", "bf16", "int8"]
+ServedDtype = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 
-_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8}  # of a value
+_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}  # of a value
 
 MAX_PUBLISHED = 496
 """Items of a history that fit a row: 16 chunks of 31 keys, in a block of the SSD tier."""
@@ -75,8 +76,9 @@ class TableConfig:
         dim: Width of a row.
         chunks: Parts of a row that can be pruned apart; they divide dim. 1 prunes whole rows.
         dtype: The type in which a row is trained: "fp32", "fp16", "bf16" or "int8".
-        served_dtype: The type in which versions and nodes have it, of fewer bits than `dtype`: each
-            version encodes what was trained, which stays in the trainer. None: `dtype`.
+        served_dtype: The type in which versions and nodes have it, of fewer bits than `dtype`, or
+            "int4": each version encodes what was trained, which stays in the trainer. None:
+            `dtype`.
         bucket_bits: The table has 2^bucket_bits buckets for ever, the units of files, devices and
             moves: as many as give each about 10^5 of the rows expected. 0 suits small tables.
         init_scale: A new row's values lie between this and its negative, drawn from the key.
@@ -88,24 +90,35 @@ class TableConfig:
     dim: int = 16
     chunks: int = 1
     dtype: RowDtype = "fp32"
-    served_dtype: RowDtype | None = None
+    served_dtype: ServedDtype | None = None
     bucket_bits: int = 0
     init_scale: float = 0.05
     counters: CountersConfig | None = None
 
     def __post_init__(self) -> None:
         """Refuse a table that cannot be cut into chunks, or holds no counts."""
-        check_choice(f"table {self.name!r}: dtype", self.dtype, RowDtype)
+        more = ", and served_dtype='int4': no step is large enough to train such rows"
+        check_choice(
+            f"table {self.name!r}: dtype",
+            self.dtype,
+            RowDtype,
+            more if str(self.dtype) == "int4" else "",
+        )
         if self.chunks < 1 or self.dim % self.chunks:
             raise ValueError(f"table {self.name!r}: dim {self.dim} is no multiple of {self.chunks}")
         served = self.served_dtype
         if served is not None:
-            check_choice(f"table {self.name!r}: served_dtype", served, RowDtype)
+            check_choice(f"table {self.name!r}: served_dtype", served, ServedDtype)
             if served != self.dtype and _BITS[served] >= _BITS[self.dtype]:
                 raise ValueError(
                     f"table {self.name!r}: served_dtype is {served!r}, which has no fewer bits than"
                     f" {self.dtype!r}, in which rows are trained: leave it out, or train in fp32"
                 )
+        if served == "int4" and self.chunk_dim % 2:
+            raise ValueError(
+                f"table {self.name!r}: served_dtype is 'int4', which has two values a byte, and a"
+                f" chunk has {self.chunk_dim}: give it an even number by dim and chunks, or 'int8'"
+            )
         if self.counters is not None and (self.dtype, self.served) != ("fp32", "fp32"):
             other = self.served if self.dtype == "fp32" else self.dtype
             raise ValueError(
@@ -113,7 +126,7 @@ class TableConfig:
             )
 
     @property
-    def served(self) -> RowDtype:
+    def served(self) -> ServedDtype:
         """The type in which versions and nodes have a row."""
         return self.served_dtype or self.dtype
 

@@ -1,7 +1,8 @@
 """Row records of docs/formats.md, encoded for many rows at once.
 
 The store's library encodes a row at a time (`_store.encode_payload`); here numpy does the same to
-whole arrays, for imports of many millions of rows. Tests hold both to equal bytes.
+whole arrays, for imports of many millions of rows, but for int4, which it leaves to the library.
+Tests hold both to equal bytes.
 
 Shapes: N rows, D values of a row, C chunks of it, b bytes of a chunk.
 """
@@ -18,13 +19,15 @@ Floats = NDArray[np.float32]
 
 # From here on a value rounds to infinity: halfway between the largest number and the next step.
 _OVERFLOW = {"fp16": 65520.0, "bf16": float(np.uint32(0x7F7F8000).view(np.float32))}
+_OVERFLOW["int4"] = 2e38  # steps of a fitted scale reach beyond the largest value
 _HEAD_BYTES = 12  # of a record: key, live mask, kind, zero
-_PAYLOAD = {"fp32": "<f4", "fp16": "<f2", "bf16": "<u2", "int8": "i1"}
+_PAYLOAD = {"fp32": "<f4", "fp16": "<f2", "bf16": "<u2", "int8": "i1", "int4": "u1"}
 
 
 def record_dtype(layout: _store.RowLayout) -> np.dtype[Any]:
     """Return the numpy dtype of a record whose chunks are all live."""
-    scale = [("scale", "<f4")] if layout.dtype == "int8" else []
+    scale = [("scale", "<f4")] if layout.dtype in ("int8", "int4") else []
+    elements = layout.dim // 2 if layout.dtype == "int4" else layout.dim
     return np.dtype(
         [
             ("key", "<u8"),
@@ -32,7 +35,7 @@ def record_dtype(layout: _store.RowLayout) -> np.dtype[Any]:
             ("kind", "u1"),
             ("zero", "u1"),
             *scale,
-            ("payload", _PAYLOAD[layout.dtype], (layout.dim,)),
+            ("payload", _PAYLOAD[layout.dtype], (elements,)),
         ]
     )
 
@@ -68,6 +71,11 @@ def encode_rows(layout: _store.RowLayout, keys_N: Keys, values_ND: Floats) -> ND
 
     Requires: `unstorable` finds nothing in `values_ND`, which is contiguous.
     """
+    if layout.dtype == "int4":
+        whole = _store.RowLayout(chunks=layout.chunks, chunk_dim=layout.chunk_dim)
+        records = encode_rows(whole, keys_N, values_ND)
+        encoded = bytearray(_store.convert_records(whole, layout, records.tobytes()))
+        return np.frombuffer(encoded, record_dtype(layout))
     records = np.zeros(len(keys_N), record_dtype(layout))
     records["key"] = keys_N
     records["live"] = (1 << layout.chunks) - 1
@@ -86,7 +94,7 @@ def chunks_of(
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint16], NDArray[np.uint8]]:
     """Return keys, live masks, and the encoded chunks of records of rows; zeros of dead chunks.
 
-    Requires: the rows are not of int8, whose chunks have a scale in common.
+    Requires: the rows are not of int8 or int4, whose chunks have a scale in common.
     """
     full = record_dtype(layout)
     bits_C = np.uint16(1) << np.arange(layout.chunks, dtype=np.uint16)

@@ -6,6 +6,7 @@
 //
 //   fp32, fp16, bf16:  [chunk][chunk]...           popcount(live) * chunk_dim elements
 //   int8:              [f32 scale][chunk]...        value = scale * element
+//   int4:              [f32 scale][chunk]...        the same; two elements a byte, the first low
 //   keys:              [chunk][chunk]...           64-bit keys, and no values at all
 //
 // Rows of keys are copied byte for byte: no function here makes numbers of them, and their dead
@@ -32,7 +33,15 @@
 namespace embertide {
 
 // Stored in files and on the bus: do not renumber.
-enum class DType : uint8_t { kFp32 = 0, kFp16 = 1, kBf16 = 2, kInt8 = 3, kKeys = 4 };
+enum class DType : uint8_t {
+  kFp32 = 0,
+  kFp16 = 1,
+  kBf16 = 2,
+  kInt8 = 3,
+  kKeys = 4,
+  kInt4 = 5,  // to be served in: no row of it is trained
+};
+inline constexpr uint32_t kDTypes = 6;
 
 // Where a row of keys has none; the trainer's PADDING_KEY. No item has it.
 inline constexpr int64_t kNoKey = std::numeric_limits<int64_t>::min();
@@ -46,34 +55,37 @@ inline constexpr uint32_t kMaxChunks = 16;
 inline constexpr uint32_t kMaxPayloadBytes = 4064;
 inline constexpr size_t kRecordHeaderBytes = 12;
 
-// "fp32", "fp16", "bf16", "int8" or "keys".
+// "fp32", "fp16", "bf16", "int8", "keys" or "int4".
 const char* DTypeName(DType dtype);
 Result<DType> ParseDType(const std::string& name);
-// Bytes of one element.
-constexpr uint32_t DTypeBytes(DType dtype) {
-  if (dtype == DType::kKeys) return 8;
-  return dtype == DType::kFp32 ? 4 : dtype == DType::kInt8 ? 1 : 2;
+// Bits of one element.
+constexpr uint32_t DTypeBits(DType dtype) {
+  constexpr uint32_t kBits[kDTypes] = {32, 16, 16, 8, 64, 4};
+  return kBits[static_cast<size_t>(dtype)];
 }
+// Whether elements are steps of a scale that stands before them.
+constexpr bool IsScaled(DType dtype) { return dtype == DType::kInt8 || dtype == DType::kInt4; }
 
 // The largest value that a row may be given, so that what it reads as is finite.
 constexpr float LargestOf(DType dtype) {
   if (dtype == DType::kFp16) return 65504.0F;
   if (dtype == DType::kBf16) return 3.3895314e38F;
+  if (dtype == DType::kInt4) return 2e38F;  // a fitted scale may reach beyond the largest value
   return dtype == DType::kFp32 ? 3.4028235e38F : 3.4e38F;  // products with a scale round
 }
 
 struct RowLayout {
   uint16_t chunks = 1;     // 1..kMaxChunks
-  uint16_t chunk_dim = 0;  // elements of a chunk
+  uint16_t chunk_dim = 0;  // elements of a chunk; of int4 an even number
   DType dtype = DType::kFp32;
 
   uint32_t dim() const { return uint32_t{chunks} * chunk_dim; }
   // Whether a row is keys, which are no numbers: it is copied, never decoded, pooled or trained.
   bool is_keys() const { return dtype == DType::kKeys; }
-  uint32_t chunk_bytes() const { return chunk_dim * DTypeBytes(dtype); }
+  uint32_t chunk_bytes() const { return chunk_dim * DTypeBits(dtype) / 8; }
   uint16_t full_mask() const { return static_cast<uint16_t>((1U << chunks) - 1U); }
   // Before the chunks of a row that has any.
-  uint32_t scale_bytes() const { return dtype == DType::kInt8 ? 4U : 0U; }
+  uint32_t scale_bytes() const { return IsScaled(dtype) ? 4U : 0U; }
   // Bytes of a row with these live chunks; 0 for none.
   uint32_t PayloadBytes(uint16_t live) const {
     if (live == 0) return 0;
@@ -93,7 +105,8 @@ struct RowRecord {
 };
 
 // Encodes `values` (layout.dim() floats) into `payload` (layout.PayloadBytes(live) bytes): live
-// chunks only; fp16 and bf16 round to nearest even, int8 scales by max|value| / 127.
+// chunks only; fp16 and bf16 round to nearest even, int8 scales by max|value| / 127, int4 by a
+// scale that is fitted to the squared error.
 void EncodePayload(const RowLayout& layout, uint16_t live, const float* values, std::byte* payload);
 
 // Encodes layout.dim() keys, where a chunk without a key is dead. Returns the live mask. Requires:

@@ -24,7 +24,8 @@ from embertide.v1 import update_pb2
 
 _COMMIT_MAGIC, _DELTA_MAGIC = b"EMCMT001", b"EMDLT001"
 _RECORD = struct.Struct("<QHBB")
-_DTYPES = {"fp32": "<f4", "fp16": "<f2", "int8": "i1"}
+_DTYPES = {"fp32": "<f4", "fp16": "<f2", "int8": "i1", "int4": "i1"}
+_SCALED = ("int8", "int4")  # steps of a scale, which stands before them
 # Rows of versions further behind than this are forgotten: no node may still answer by them.
 _KEPT_VERSIONS = 2000
 
@@ -66,9 +67,14 @@ def decode_row(layout: _store.RowLayout, live: int, payload: bytes) -> bytes:
         return payload
     if layout.dtype == "bf16":
         values = (np.frombuffer(payload, "<u2").astype(np.uint32) << 16).view(np.float32)
-    elif layout.dtype == "int8" and payload:
+    elif layout.dtype in _SCALED and payload:
         scale = np.frombuffer(payload[:4], "<f4")[0]
-        values = np.frombuffer(payload[4:], "i1").astype(np.float32) * scale
+        steps = np.frombuffer(payload[4:], "i1")
+        if layout.dtype == "int4":  # two a byte, the first in the low half
+            steps = np.stack((steps << 4 >> 4, steps >> 4), axis=-1).ravel()
+        values = steps.astype(np.float32) * scale
+        if layout.dtype == "int4":
+            values += np.float32(0)  # no -0 of a negative scale
     elif layout.dtype in _DTYPES:
         values = np.frombuffer(payload, _DTYPES[layout.dtype]).astype(np.float32)
     else:
@@ -87,8 +93,8 @@ def _payload_bytes(layout: _store.RowLayout, live: int) -> int:
     if not live:
         return 0
     values = live.bit_count() * layout.chunk_dim
-    width = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}[layout.dtype]
-    return values * width + (4 if layout.dtype == "int8" else 0)
+    bits = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}[layout.dtype]
+    return values * bits // 8 + (4 if layout.dtype in _SCALED else 0)
 
 
 def read_records(layout: _store.RowLayout, records: bytes) -> Iterator[tuple[int, int, int, bytes]]:

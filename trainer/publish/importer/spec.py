@@ -10,7 +10,7 @@ format = "numpy"                  # numpy, safetensors, hps or state_dict; found
 keys = "keys.npy"                 # file (numpy) or tensor (safetensors) of the keys
 vectors = "vectors.npy"           # and of the vectors
 parameter = "item.weight"         # of a state_dict
-dtype = "fp16"                    # fp32, fp16, bf16 or int8
+dtype = "fp16"                    # fp32, fp16, bf16, int8 or int4
 chunks = 1
 bucket_bits = 4                   # 2^bits buckets; about 10^5 rows each if left out
 default_row = [0.0, 0.5]          # what unknown keys read as; zeros if left out
@@ -40,7 +40,7 @@ from embertide.trainer.publish.importer.sources import (
     open_safetensors,
 )
 
-DTYPES = ("fp32", "fp16", "bf16", "int8")
+DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
 _SUFFIXES: dict[str, Format] = {
     ".safetensors": "safetensors",
     ".pt": "state_dict",
