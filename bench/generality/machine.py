@@ -1,6 +1,7 @@
 """The peer: a factorisation machine (Rendle 2010), tuned on the very figure that it is rated by.
 
-It learns the stream as ours does, each batch scored before it is learned from. It is told what each
+It learns the stream as ours does, each batch scored before it is learned from; or all of a block is
+scored before any of it is learned (BLOCKS), as versions of a model are served. It is told what each
 column is. Amounts are bins of equally many events, or a vector that their rank is multiplied with.
 Shapes: N rows, B rows of a batch, S slots of a row, d factors.
 """
@@ -38,6 +39,8 @@ class Settings:
         batch: Rows of a step.
         amounts: The treatment of amounts.
         scale: Standard deviation of new factors.
+        accumulator: Adagrad's first sum of squares.
+        block: Rows that are scored before any of them is learned; 0: a batch's.
     """
 
     optimizer: Literal["adagrad", "adam"] = "adagrad"
@@ -47,6 +50,8 @@ class Settings:
     batch: int = 64
     amounts: Amounts = "bins of 16"
     scale: float = 0.01
+    accumulator: float = 0.0
+    block: int = 0
 
 
 # One at a time, the best of each kept: 17 runs of a set at most.
@@ -57,6 +62,18 @@ STEPS: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("dim", (2, 4, 16)),
     ("l2", (1e-4, 1e-3, 1e-2)),
     ("batch", (16, 256)),
+    ("scale", (0.1,)),
+)
+
+# The machine that scores blocks: 16 runs of a set at most.
+BLOCKS = Settings(block=128, batch=128, accumulator=0.1)
+STEPS_OF_BLOCKS: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("rate", (0.03, 0.05, 0.2, 0.5)),
+    ("accumulator", (1.0,)),
+    ("l2", (1e-4, 1e-3, 1e-2)),
+    ("batch", (16, 32)),
+    ("amounts", ("bins of 64", "ranks")),
+    ("dim", (2, 4, 16)),
     ("scale", (0.1,)),
 )
 
@@ -174,7 +191,12 @@ def scores(slots: Slots, label_N: Array, settings: Settings, seed: int) -> Array
     machine = Machine(slots.weights, settings)
     if settings.optimizer == "adagrad":
         optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Adagrad(machine.parameters(), lr=settings.rate, eps=1e-8)
+            torch.optim.Adagrad(
+                machine.parameters(),
+                lr=settings.rate,
+                eps=1e-8,
+                initial_accumulator_value=settings.accumulator,
+            )
         ]
     else:
         optimizers = [
@@ -182,7 +204,16 @@ def scores(slots: Slots, label_N: Array, settings: Settings, seed: int) -> Array
             torch.optim.Adam([machine.bias], lr=settings.rate),
         ]
     found = [np.empty(0, np.float32)]
-    for index_BS, value_BS, label_B in _batches(slots, label_N, settings.batch):
+    for at, (index_BS, value_BS, label_B) in enumerate(_batches(slots, label_N, settings.batch)):
+        if settings.block and at * settings.batch % settings.block == 0:
+            block = slice(at * settings.batch, at * settings.batch + settings.block)
+            with torch.no_grad():
+                found.append(
+                    machine(
+                        torch.from_numpy(slots.index_NS[block]),
+                        torch.from_numpy(slots.value_NS[block]),
+                    )[0].numpy()
+                )
         logit_B, penalty = machine(index_BS, value_BS)
         loss = nn.functional.binary_cross_entropy_with_logits(logit_B, label_B)
         for optimizer in optimizers:
@@ -190,7 +221,8 @@ def scores(slots: Slots, label_N: Array, settings: Settings, seed: int) -> Array
         (loss + penalty).backward()
         for optimizer in optimizers:
             optimizer.step()
-        found.append(logit_B.detach().numpy())
+        if not settings.block:
+            found.append(logit_B.detach().numpy())
     return np.concatenate(found)
 
 
@@ -217,8 +249,15 @@ class Tuned:
     tried: list[tuple[dict[str, Any], float]]
 
 
-def tune(made: Made, last: int, seeds: tuple[int, ...]) -> Tuned:
-    """Tune the machine on the AUC of the rows from `last` on, which is what it is rated by."""
+def tune(made: Made, last: int, seeds: tuple[int, ...], first: Settings) -> Tuned:
+    """Tune a machine on the AUC of the rows from `last` on, which is what it is rated by.
+
+    Args:
+        made: The rows.
+        last: The first row that it is rated by.
+        seeds: Of the runs; it is tuned with the first.
+        first: The settings to begin with: Settings() or BLOCKS.
+    """
     slots = {amounts: slots_of(made, amounts) for amounts in ("bins of 16", "bins of 64", "ranks")}
     tried: list[tuple[dict[str, Any], float]] = []
 
@@ -230,9 +269,9 @@ def tune(made: Made, last: int, seeds: tuple[int, ...]) -> Tuned:
         tried.append((dataclasses.asdict(settings), rated(settings, seeds[0])))
         return tried[-1][1]
 
-    best = Settings()
+    best = first
     found = attempt(best)
-    for names, values in STEPS:
+    for names, values in STEPS_OF_BLOCKS if first.block else STEPS:
         if names == "amounts" and not made.numbers:
             continue
         base = best
