@@ -64,11 +64,12 @@ struct Loader : torch::inductor::AOTIModelPackageLoader {
       : AOTIModelPackageLoader(package, name, /*run_single_threaded=*/true, /*num_runners=*/1) {}
 };
 
-// MKL leaves AVX-512 of AMD's CPUs unused; oneDNN has half of its time there.
-bool MklIsSlow() {
+// Whether oneDNN's products by packed weights are faster. MKL leaves AVX-512 of AMD's CPUs unused,
+// and packs weights anew for each product on any CPU (docs/results/serve.md).
+bool OneDnnIsFaster() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  return __builtin_cpu_is("amd") != 0 && __builtin_cpu_supports("avx512f") != 0;
+  return __builtin_cpu_supports("avx512f") != 0;
 #else
   return false;
 #endif
@@ -155,7 +156,7 @@ class BySize {
   // `json` may say from how many rows on there is another program, of so many tensors.
   void TakeProducts(const char* package, const char* name, const embertide::Json& json,
                     size_t tensors) {
-    if (!MklIsSlow() || !json.contains("products")) return;
+    if (!OneDnnIsFaster() || !json.contains("products")) return;
     first_ = json.at("products");
     packed_ = PlacesOf(json, "packed", tensors);
     many_.emplace(package, name);
