@@ -270,12 +270,12 @@ def test_many_samples_have_one_where_the_matrix_library_is_slow(
         with torch.no_grad():
             want_B = net(*inputs)
         assert torch.allclose(_scores(plugin, plain, net, inputs), want_B, atol=1e-5)
-        less = 0.5 if IS_SLOW and batch >= first else 0.0
+        less = 0.5 if PACKS and batch >= first else 0.0
         assert torch.allclose(_scores(plugin, marked, net, inputs), want_B - less, atol=1e-5)
 
 
 USER_OF_NEWS = tuple(each.name for each in PRESETS["news"]().features if each.name != "cand")
-IS_SLOW = {"AuthenticAMD", "avx512f"} <= {*Path("/proc/cpuinfo").read_text().split()}
+PACKS = "avx512f" in Path("/proc/cpuinfo").read_text().split()
 
 
 def _products_and_reorders(said: str) -> tuple[int, int]:
@@ -284,7 +284,7 @@ def _products_and_reorders(said: str) -> tuple[int, int]:
     return len(products), sum(",reorder," in line for line in ran)
 
 
-@pytest.mark.skipif(not IS_SLOW, reason="the matrix library uses all of this CPU")
+@pytest.mark.skipif(not PACKS, reason="nodes pack nothing without AVX-512")
 def test_weights_in_fp32_are_packed_once_a_version(
     plugin: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -305,8 +305,8 @@ def test_weights_in_fp32_are_packed_once_a_version(
 def test_a_package_that_packs_what_it_has_not_is_refused(
     plugin: Any, tmp_path: Path, where: str
 ) -> None:
-    if not IS_SLOW and where != "context one_user_packed":
-        pytest.skip("the matrix library uses all of this CPU: there is nothing to pack")
+    if not PACKS and where != "context one_user_packed":
+        pytest.skip("nodes pack nothing without AVX-512")
     model = dataclasses.replace(PRESETS["news"](), context=USER_OF_NEWS)
     contexts = contexts_of_model(model)
     assert contexts is not None
@@ -323,6 +323,8 @@ def test_a_package_that_packs_what_it_has_not_is_refused(
                 whole = json.loads(data)
                 told = json.loads(whole["embertide"])
                 *inside, name = where.split()
+                if name == "one_user_packed" and "one_user" not in told["context"]:
+                    pytest.skip("no program of one user is faster on this CPU")
                 (told[inside[0]] if inside else told)[name] = [1000]
                 data = json.dumps(whole | {"embertide": json.dumps(told)}).encode()
             made.writestr(each, data)
@@ -499,7 +501,7 @@ def test_weights_are_converted_once_a_version_and_not_by_requests(
         reorders()
         with _Opened(plugin, *wides["bf16"], reduced=True) as opened:
             # The one layer in bf16, and in fp32 for few samples, where their product is oneDNN's.
-            assert reorders() == 1 + IS_SLOW
+            assert reorders() == 1 + PACKS
             for _ in range(5):
                 opened.run(torch.rand(64, 2), torch.rand(64, 4))
             assert _products_and_reorders(capfd.readouterr().out) == (5, 0)

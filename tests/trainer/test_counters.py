@@ -187,7 +187,9 @@ def test_what_no_counter_can_be_is_refused() -> None:
     table = TableConfig(name="item", counters=COUNTED)
     with pytest.raises(ValueError, match="its counters name feature 'cand'; its features are"):
         ModelConfig(name="m", tables=(table,), features=(FeatureConfig(name="a", table="item"),))
-    with pytest.raises(ValueError, match="counters need rows of fp32, not fp16"):
+    with pytest.raises(
+        ValueError, match="counters need rows of fp32, trained and served, not fp16"
+    ):
         TableConfig(name="item", dtype="fp16", counters=COUNTED)
     with pytest.raises(ValueError, match="half_lives_s is"):
         CountersConfig(feature="cand", half_lives_s=(600, 0))
