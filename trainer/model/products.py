@@ -1,10 +1,10 @@
 """A net's program for many samples: products of its larger layers by oneDNN.
 
 AOTInductor gives products of matrices to MKL, which does not use AVX-512 on AMD's CPUs: 105 GFLOP/s
-of one core of a Zen 5, where oneDNN reaches 235 by the same weights, not packed. On others' it packs
-the weights for each product, and nodes do so once a version (backend_cpp/dense/plugin.cc). A call of
-oneDNN takes some 10 us, so small products are left as they are, and few samples have the other
-program (docs/results/serve.md). Without AVX-512 nodes run that one alone.
+of one core of a Zen 5, where oneDNN reaches 235 by the same weights, not packed. On other CPUs it
+packs the weights for each product, and nodes do so once a version (backend_cpp/dense/plugin.cc). A
+call of oneDNN takes some 10 us, so small products are left as they are, and few samples have the
+other program (docs/results/serve.md). Without AVX-512 nodes run that one alone.
 """
 
 import contextlib
