@@ -41,8 +41,8 @@ TableConfig MakeTable(uint32_t id, RowLayout layout, uint32_t bits) {
 
 // Every dtype; chunk_dim a multiple of four and not; more than 32 lanes of four, too.
 std::vector<TableConfig> Tables() {
-  return {MakeTable(1, {4, 8, DType::kFp32}, 4),   MakeTable(2, {2, 16, DType::kFp16}, 3),
-          MakeTable(3, {3, 5, DType::kBf16}, 3),   MakeTable(4, {2, 12, DType::kInt8}, 3),
+  return {MakeTable(1, {4, 8, DType::kFp32}, 4),  MakeTable(2, {2, 16, DType::kFp16}, 3),
+          MakeTable(3, {3, 5, DType::kBf16}, 3),  MakeTable(4, {2, 12, DType::kInt8}, 3),
           MakeTable(6, {2, 12, DType::kInt4}, 3), MakeTable(7, {3, 6, DType::kInt4}, 3),
           MakeTable(5, {1, 136, DType::kFp32}, 2)};
 }
