@@ -31,7 +31,7 @@ from embertide.server.adapters.process import free_ports
 from embertide.trainer.config import ModelConfig
 from embertide.trainer.data.keys import buckets_of
 from embertide.trainer.embedding.histories import history_rows
-from embertide.trainer.embedding.store import history_tables, store_table
+from embertide.trainer.embedding.store import store_tables
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.export import export_dense, tensor_bytes
@@ -102,8 +102,7 @@ def snapshot(name: str, config: ModelConfig) -> Path:
         cache=BUILD / "cache" / "dense",
     )
     part = DensePart(program=program, cpu="x86-64-v3", tensors=tensor_bytes(net))
-    tables = [store_table(table, i, _SEED) for i, table in enumerate(config.tables)]
-    tables += history_tables(config)
+    tables = store_tables(config, _SEED)
     info = SnapshotInfo.of(config, lineage=1, version=1, watermark_ms=1)
     write_snapshot(path, info, tables, _buckets(config, tables), part)
     return path

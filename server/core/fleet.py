@@ -100,6 +100,7 @@ class Fleet:
     Attributes:
         registrations: Those of all members, by name. Another object whenever one comes, leaves or
             registers again, and never changed.
+        interval_ms: From one beat to the next, as nodes are told now.
         latest_epoch: The highest epoch of a plan by which any node has said that it acts.
     """
 
@@ -139,6 +140,7 @@ class Fleet:
         self._sorted = [members[name] for name in sorted(members)]
         self._members = {member.name: member for member in self._sorted}
         self.registrations = {member.name: member.registration for member in self._sorted}
+        self.interval_ms = max(self.heartbeat_ms, BEAT_MS_A_NODE * len(self))
 
     def forgive(self, gap_ms: int) -> None:
         """Count no beat as missed in a time in which we ourselves did not run."""
@@ -156,15 +158,8 @@ class Fleet:
 
     def lives(self, now_ms: int) -> Iterator[tuple[Member, bool]]:
         """Yield the members by name, and whether each of them lives."""
-        interval_ms = self.interval_ms
         for each in self._sorted:
-            most_ms = BEATS_MISSED * max(interval_ms, each.interval_ms)
-            yield each, now_ms - each.heard_ms <= most_ms
-
-    @property
-    def interval_ms(self) -> int:
-        """The time in ms from one beat to the next, as nodes are told now."""
-        return max(self.heartbeat_ms, BEAT_MS_A_NODE * len(self))
+            yield each, self.is_alive(each, now_ms)
 
     def tell_interval(self, name: str) -> int:
         """Return the interval, and remember that a node was told of it."""

@@ -213,7 +213,7 @@ def test_a_resumed_run_marks_no_row_that_nodes_have(tmp_path: Path) -> None:
         assert learner.rows.store.take_changes(t, bucket) == b""
 
 
-def test_a_checkpoint_without_its_trained_rows_is_harmed(
+def test_a_checkpoint_without_its_trained_rows_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = CheckpointWriter.add
@@ -231,7 +231,7 @@ def test_a_checkpoint_without_its_trained_rows_is_harmed(
         found.restore_rows(Learner(RUN).rows)
 
 
-def test_rows_of_a_harmed_delta_file_go_out_again(tmp_path: Path) -> None:
+def test_rows_of_a_damaged_delta_file_go_out_again(tmp_path: Path) -> None:
     publication = unserved(tmp_path / "pub")
     train(dataclasses.replace(RUN, snapshot_every=20), NEWS, publication, 90)
     path = sorted(publication.path.glob("deltas/*/p-00.delta"))[-1]

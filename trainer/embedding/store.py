@@ -77,6 +77,14 @@ def store_table(
     )
 
 
+def store_tables(
+    config: ModelConfig, seed: int, *, served: bool = False
+) -> list[_store.TableConfig]:
+    """Return the store's description of all tables, those of published histories behind."""
+    learned = [store_table(table, i, seed, served=served) for i, table in enumerate(config.tables)]
+    return learned + history_tables(config)
+
+
 def history_tables(config: ModelConfig) -> list[_store.TableConfig]:
     """Return the tables of the histories that are published: rows of keys, by user."""
     published = [sequence for sequence in config.sequences if sequence.published]
@@ -207,13 +215,9 @@ class EmbeddingStore(nn.Module):
         super().__init__()
         self.config = config
         self.optimizer = optimizer or OptimizerConfig()
-        learned = [store_table(table, i, seed) for i, table in enumerate(config.tables)]
-        histories = history_tables(config)
-        self.tables = [*learned, *histories]
-        self.served_tables = [
-            *(store_table(table, i, seed, served=True) for i, table in enumerate(config.tables)),
-            *histories,
-        ]
+        self.tables = store_tables(config, seed)
+        self.served_tables = store_tables(config, seed, served=True)
+        learned = self.tables[: len(config.tables)]
         self.ranks = ranks or Ranks.alone()
         owned = ownership or balanced(config, self.ranks.size)
         guests_budget = 0

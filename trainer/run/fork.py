@@ -26,7 +26,7 @@ from embertide import _store
 from embertide.trainer.config import EvalConfig, ModelConfig, OptimizerConfig
 from embertide.trainer.data.labels import DelayedLabelState
 from embertide.trainer.embedding.carry import Part, RowCarrier
-from embertide.trainer.embedding.store import history_tables, store_table
+from embertide.trainer.embedding.store import store_tables
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.carry import axes_of, carry
@@ -151,16 +151,7 @@ class _Source:
         self._optimizer = parsed(OptimizerConfig, config["optimizer"])
         self._labels = config.get("labels")
         self._tables, self._served = (
-            {
-                table.name: table
-                for table in (
-                    *(
-                        store_table(t, i, config["seed"], served=served)
-                        for i, t in enumerate(model.tables)
-                    ),
-                    *history_tables(model),
-                )
-            }
+            {table.name: table for table in store_tables(model, config["seed"], served=served)}
             for served in (False, True)
         )
 
