@@ -76,10 +76,11 @@ Status BlockLog::CheckBlock(uint64_t number, const std::byte* block) const {
 }
 
 uint32_t BlockLog::OpenSegment(bool moved) const {
-  if (current_ != kNoSegment && segments_[current_].written_blocks < kSegmentBlocks) {
-    return current_;
-  }
   const uint64_t free = segments_.size() - used_bytes() / kSegmentBytes;
+  if (current_ != kNoSegment && segments_[current_].written_blocks < kSegmentBlocks) {
+    // Without a free segment compaction opened this one, and needs all of it to free another.
+    return moved || free > 0 ? current_ : kNoSegment;
+  }
   if (free < (moved ? 1 : 2)) return kNoSegment;
   for (uint32_t s = 0; s < segments_.size(); ++s) {
     if (!segments_[s].open) return s;
@@ -345,6 +346,13 @@ void BlockLog::CloseUnnamed() {
   }
 }
 
+Status BlockLog::CheckSealed(size_t segments) const {
+  if (segments < segments_.size()) return Status::Ok();
+  return {Code::kResourceExhausted,
+          "rows of the seal lie in all " + std::to_string(segments_.size()) +
+              " segments of the SSD budget: a log opened from it has no free one to move rows to"};
+}
+
 Status BlockLog::Reopen(std::span<const SealedSegment> segments) {
   std::vector<uint64_t> blocks;
   for (const SealedSegment& sealed : segments) {
@@ -370,6 +378,7 @@ Status BlockLog::Reopen(std::span<const SealedSegment> segments) {
     blocks.push_back(begin + sealed.first_block);
     if (sealed.last_block > sealed.first_block) blocks.push_back(begin + sealed.last_block);
   }
+  EMBERTIDE_RETURN_IF_ERROR(CheckSealed(segments.size()));
   blocks_read_.fetch_add(blocks.size(), std::memory_order_relaxed);
   return file_->Read(
       blocks, [&](size_t b, const std::byte* block) { return CheckBlock(blocks[b], block); });

@@ -164,6 +164,9 @@ class BlockLog {
   // The seal being written names the row at `slot`. Requires: it is live.
   void Name(uint64_t slot);
   std::vector<SealedSegment> Named() const;
+  // Whether a log can be opened from a seal that names so many segments: one must be free, or
+  // compaction, which then has none to write to, never frees another. kResourceExhausted.
+  Status CheckSealed(size_t segments) const;
   // As BlockFile::Sync.
   Status Sync() const { return file_->Sync(); }
   // The seal being written is complete: what it does not name is kept no longer.
@@ -176,7 +179,7 @@ class BlockLog {
   uint64_t kept_bytes() const { return kept_bytes_.load(std::memory_order_relaxed); }
   // Takes over what a complete seal names, its rows aside. Requires: a new log on a file that was
   // kept. kRejected: a segment lies beyond the budget; kCorrupt naming the block that is not what
-  // was sealed, kDeviceError: the log must then not be used.
+  // was sealed, kDeviceError, what CheckSealed says: the log must then not be used.
   Status Reopen(std::span<const SealedSegment> segments);
   // A row of the seal is in use. False: there cannot be such a row.
   bool MarkLive(uint64_t slot, uint32_t bytes);

@@ -298,6 +298,32 @@ TEST_F(BlockLogFaultTest, TheLastFreeSegmentIsCompactions) {
   std::vector<LogEntry> entries(200, {keys, kTable, row});
   EXPECT_TRUE(log_.Append(entries, &slots_, /*moved=*/true).ok());
   EXPECT_EQ(log_.used_bytes(), 4 * kSegmentBytes);
+  // All of it: what others wrote there could be the room that its last row lacks.
+  EXPECT_EQ(Write(keys, 1).code(), Code::kResourceExhausted);
+  EXPECT_TRUE(log_.Append(entries, &slots_, /*moved=*/true).ok());
+  for (uint64_t key = 0; key < keys; ++key) {
+    if (BlockLog::SegmentOf(slots_[key]) == 0) log_.Free(slots_[key], kBytes);
+  }
+  EXPECT_EQ(log_.used_bytes(), 3 * kSegmentBytes);
+  EXPECT_TRUE(Write(keys, 1).ok());
+}
+
+TEST_F(BlockLogFaultTest, ASealThatNamesAllSegmentsIsRefused) {
+  uint64_t keys = 0;
+  for (; Write(keys, 50).ok(); keys += 50) {
+  }
+  const auto row = RowOf(keys, kBytes);
+  const std::vector<LogEntry> entry(1, {keys, kTable, row});
+  ASSERT_TRUE(log_.Append(entry, &slots_, /*moved=*/true).ok());
+  for (uint32_t segment = 0; segment < 3; ++segment) {
+    log_.Name(*std::ranges::find(slots_, segment, BlockLog::SegmentOf));
+  }
+  EXPECT_TRUE(log_.CheckSealed(log_.Named().size()).ok());
+  log_.Name(slots_.back());
+  const auto named = log_.Named();
+  EXPECT_EQ(log_.CheckSealed(named.size()).code(), Code::kResourceExhausted);
+  BlockLog other(NewMemoryBlockFile(), 4 * kSegmentBytes);
+  EXPECT_EQ(other.Reopen(named).code(), Code::kResourceExhausted);
 }
 
 // Two writers' rows share a segment; which of them is written first, and that one fails, is nothing

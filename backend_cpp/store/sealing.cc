@@ -122,6 +122,7 @@ Status Seals::WriteRows(const SealOptions& seal, uint64_t dropped) {
       const std::lock_guard lock(store_.pools[d]->writer);
       segments[d] = store_.pools[d]->ssd->Named();
     }
+    EMBERTIDE_RETURN_IF_ERROR(store_.pools[d]->ssd->CheckSealed(segments[d].size()));
     EMBERTIDE_RETURN_IF_ERROR(store_.pools[d]->ssd->Sync());
   }
   EMBERTIDE_RETURN_IF_ERROR(writer.Finish(segments, &info));

@@ -428,7 +428,7 @@ TEST_F(SealingTest, AHarmedBlockOfTheLogIsNeverRead) {
 // hold other rows by now, under the same keys.
 TEST_F(SealingTest, AnOldSealIsNotReadFromSegmentsThatWereUsedAgain) {
   options_.devices = 1;
-  options_.ssd_budget_bytes = 8ULL << 20;
+  options_.ssd_budget_bytes = 10ULL << 20;
   ASSERT_TRUE(Open(false).ok());
   for (uint64_t n = 1; n <= 3; ++n) Version(n);
   ASSERT_TRUE(store_->Seal(seal_).ok());
