@@ -20,7 +20,7 @@ import tritonclient.grpc
 from numpy.typing import NDArray
 from tritonclient.utils import np_to_triton_dtype
 
-from bench import aoti, keys, models, parts, perf, report
+from bench import aoti, keys, models, parts, perf, report, vectors
 from bench.report import CONSOLE
 from bench.servers import (
     BUILD,
@@ -33,7 +33,6 @@ from bench.servers import (
     make_backends,
 )
 from bench.shapes import Shape
-from bench.store import levels
 
 _AGREE = 1e-5
 # Distinct requests of a case; perf_analyzer sends them in a circle.
@@ -234,7 +233,7 @@ class Bench:
                     if peer.side != "fill":
                         self.check(sides[0], peer, case.batch)
                 series = self._interleave(case, sides, repetitions)
-                yield rows_of(case, self.shape, sides, series, avx512="avx512" in levels.here())
+                yield rows_of(case, self.shape, sides, series, avx512="avx512" in vectors.here())
             self.server.unload({each for side in chosen.values() for each in side.values()})
 
 

@@ -27,6 +27,7 @@
 // the direct parameters and the prepared tensors; its outputs are as those of the other.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/Version.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/from_blob.h>
@@ -65,15 +66,9 @@ struct Loader : torch::inductor::AOTIModelPackageLoader {
 };
 
 // Whether oneDNN's products by packed weights are faster. MKL leaves AVX-512 of AMD's CPUs unused,
-// and packs weights anew for each product on any CPU (docs/results/serve.md).
-bool OneDnnIsFaster() {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx512f") != 0;
-#else
-  return false;
-#endif
-}
+// and packs weights anew for each product on any CPU (docs/results/serve.md). torch is asked, for
+// it may have been told to leave vectors of this CPU unused (ATEN_CPU_CAPABILITY).
+bool OneDnnIsFaster() { return at::get_cpu_capability() == "AVX512"; }
 
 enum class Type : uint8_t { kBf16, kInt8 };
 

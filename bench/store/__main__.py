@@ -10,9 +10,9 @@ import importlib
 import sys
 from collections.abc import Iterator
 
-from bench import parts, report
+from bench import parts, report, vectors
 from bench.servers import BenchError
-from bench.store import levels as vector_levels
+from bench.store import levels
 
 # Parts that run a process for each kind of vectors, and whose single cases may be chosen.
 _BY_LEVEL = ("lookup", "training")
@@ -24,7 +24,7 @@ def _by_level(part: str, given: argparse.Namespace) -> Iterator[report.Row]:
     unknown = [case for case in given.cases if case not in known]
     if unknown:
         raise BenchError(f"{part} has no case {unknown[0]!r}; it has {', '.join(known)}")
-    return vector_levels.rows(part, given.vectors, given.cases or known)
+    return levels.rows(part, given.vectors, given.cases or known)
 
 
 def _alone(part: str, given: argparse.Namespace) -> Iterator[report.Row]:
@@ -38,8 +38,8 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--vectors",
         nargs="+",
-        choices=vector_levels.LEVELS,
-        default=vector_levels.here(),
+        choices=vectors.LEVELS,
+        default=vectors.here(),
         help="of lookup and training: the vectors of all sides; all that this CPU has",
     )
     parser.add_argument(

@@ -8,6 +8,7 @@ its length and whether the item is in it in DENSE.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from shopping import HEADS, NEWS_CONFIG, Shopping
 from tritonclient.utils import InferenceServerException
 
 import embertide
+from embertide import _store
 from embertide.client.errors import InputError
 from embertide.server.adapters import triton
 from embertide.server.adapters.schema import schema_of
@@ -30,6 +32,7 @@ from embertide.trainer.data.generator import NewsSource
 from embertide.trainer.data.history import extend, with_columns
 from embertide.trainer.presets import news_crossed, news_hstu, news_model
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.publish.snapshot_rows import read_buckets
 from embertide.trainer.run.loop import Trainer
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
@@ -56,6 +59,14 @@ REDUCED = {
     "int8": ReducedConfig(type="int8", min_events=20, max_auc_loss=0.5, max_error=0.5),
     "int8_refused": ReducedConfig(type="int8", min_events=20, max_auc_loss=0.5, max_error=1e-9),
 }
+# Rows that are trained in fp32 and served in fewer bits, of each type.
+FEWER_BITS = dataclasses.replace(
+    news_model(),
+    tables=tuple(
+        dataclasses.replace(table, served_dtype=("int4", "int8")[t % 2])
+        for t, table in enumerate(news_model().tables)
+    ),
+)
 _FLAGS = frozenset(Path("/proc/cpuinfo").read_text().split())
 HAS = {"bf16": "avx512_bf16" in _FLAGS, "int8": bool({"avx512_vnni", "avx_vnni"} & _FLAGS)}
 
@@ -75,17 +86,21 @@ def served(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Itera
     runs = {name: RunConfig(model=model, batch_size=64) for name, model in MODELS.items()}
     for name, bounds in REDUCED.items():
         runs[name] = RunConfig(model=WIDE, batch_size=64, serve_reduced=bounds)
-    options = beside(server_options, directory / "models", directory / "log", tuple(runs))
+    runs["fewer_bits"] = RunConfig(model=FEWER_BITS, batch_size=64)
+    names = (*runs, "fewer_bits_rows")
+    options = beside(server_options, directory / "models", directory / "log", names)
     trainers = {}
     for name, run in runs.items():
         model, publication = run.model, Publication(directory / name)
         trainers[name] = Trainer(run, publication, program_cache=CACHE)
         trainers[name].fit(Shopping() if model.heads else NEWS)
         snapshot = publication.snapshot_path(publication.snapshots()[-1])
-        made = triton.ModelOptions(
-            snapshot=snapshot, kind="ranking", max_batch_size=64, schema=schema_of(snapshot)
+        of_kind = functools.partial(
+            triton.ModelOptions, snapshot=snapshot, max_batch_size=64, schema=schema_of(snapshot)
         )
-        triton.write_model(options.repository, name, made)
+        triton.write_model(options.repository, name, of_kind(kind="ranking"))
+        if name == "fewer_bits":
+            triton.write_model(options.repository, f"{name}_rows", of_kind(kind="lookup"))
     with Fronts(options) as fronts:
         yield Served(trainers, fronts.own, fronts)
 
@@ -109,6 +124,34 @@ def test_served_scores_are_those_of_the_trainers_net(served: Served, name: str) 
     assert len(np.unique(expected)) > 40
     np.testing.assert_allclose(result.as_numpy("SCORE")[:, 0], expected, atol=1e-6)
     assert int(parameters(result)["version"]) == trainer.state.number
+    client.raw.close()
+
+
+def test_rows_of_fewer_bits_are_served_as_they_were_published(served: Served) -> None:
+    trainer, batch = served.trainers["fewer_bits"], some_events(FEWER_BITS)
+    newest = trainer.publication.snapshot_path(trainer.publication.snapshots()[-1])
+    published: dict[str, dict[int, NDArray[np.float32]]] = {}
+    for _, config, _, records in read_buckets(trainer.state.rows, newest):
+        assert config.layout.dtype in ("int4", "int8")
+        key_N, _, _, values_ND = _store.decode_records(config.layout, records)
+        published.setdefault(config.name, {}).update(zip(key_N.tolist(), values_ND, strict=True))
+    client = Client("grpc", served.server)
+    result = client.send({"KEYS": batch.keys_BF}, model="fewer_bits_rows", outputs=["EMBEDDING"])
+    score_B1 = client.send({"KEYS": batch.keys_BF}, model="fewer_bits").as_numpy("SCORE")
+    found_BD, begin, of_int4 = result.as_numpy("EMBEDDING"), 0, 0
+    for f, feature in enumerate(FEWER_BITS.features):
+        table = next(each for each in FEWER_BITS.tables if each.name == feature.table)
+        for b, key in enumerate(batch.keys_BF[:, f].view(np.uint64).tolist()):
+            if key in published[table.name]:
+                found_d = found_BD[b, begin : begin + table.dim]
+                np.testing.assert_array_equal(found_d, published[table.name][key])
+                of_int4 += table.served_dtype == "int4"
+        begin += table.dim
+    assert found_BD.shape[1] == begin
+    assert of_int4 > 100
+    # Near the scores of the trained rows, and not the same.
+    differ_B = np.abs(score_B1[:, 0] - trainer.learner.score(batch))
+    assert 1e-6 < differ_B.max() < 0.05
     client.raw.close()
 
 
