@@ -24,6 +24,86 @@ constexpr uint32_t kHalf = kWidth / 2;
 constexpr uint32_t kPassSums = 8;
 constexpr uint32_t kPassFloats = kPassSums * kHalf;  // in fp64
 
+// Integers of fewer bits as words, and back. GCC 12's own conversion takes bytes apart one by one,
+// and shorts in halves, where these CPUs have an instruction.
+using Words = int32_t __attribute__((vector_size(4 * kWidth)));
+using HalfWords = int32_t __attribute__((vector_size(2 * kWidth)));
+
+inline Words WordsOfBytes(const std::byte* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Words>(_mm512_maskz_cvtepi8_epi32(0xffff, Load<__m128i>(from)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Words>(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+  using Bytes = int8_t __attribute__((vector_size(kWidth)));
+  return __builtin_convertvector(Load<Bytes>(from), Words);
+#endif
+}
+
+inline HalfWords HalfWordsOfBytes(const std::byte* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<HalfWords>(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<HalfWords>(_mm_cvtepi8_epi32(_mm_cvtsi32_si128(Load<int32_t>(from))));
+#else
+  using Bytes = int8_t __attribute__((vector_size(kWidth / 2)));
+  return __builtin_convertvector(Load<Bytes>(from), HalfWords);
+#endif
+}
+
+inline Words WordsOfShorts(const std::byte* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, Load<__m256i>(from)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Words>(_mm256_cvtepu16_epi32(Load<__m128i>(from)));
+#else
+  using Shorts = uint16_t __attribute__((vector_size(2 * kWidth)));
+  return __builtin_convertvector(Load<Shorts>(from), Words);
+#endif
+}
+
+inline HalfWords HalfWordsOfShorts(const std::byte* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<HalfWords>(_mm256_cvtepu16_epi32(Load<__m128i>(from)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<HalfWords>(
+      _mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+  using Shorts = uint16_t __attribute__((vector_size(kWidth)));
+  return __builtin_convertvector(Load<Shorts>(from), HalfWords);
+#endif
+}
+
+// The lowest byte of each.
+inline void SaveBytes(const Words& words, std::byte* to) {
+#if defined(__AVX512F__)
+  Save(_mm512_maskz_cvtepi32_epi8(0xffff, reinterpret_cast<__m512i>(words)), to);
+#elif defined(__AVX2__)
+  const auto lowest = reinterpret_cast<__m256i>(words & 0xff);
+  const __m128i shorts =
+      _mm_packus_epi32(_mm256_castsi256_si128(lowest), _mm256_extracti128_si256(lowest, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(shorts, shorts));
+#else
+  using Bytes = int8_t __attribute__((vector_size(kWidth)));
+  Save(__builtin_convertvector(words, Bytes), to);
+#endif
+}
+
+// Requires: words from 0 to 0xffff.
+inline void SaveShorts(const Words& words, std::byte* to) {
+#if defined(__AVX512F__)
+  Save(_mm512_maskz_cvtepi32_epi16(0xffff, reinterpret_cast<__m512i>(words)), to);
+#elif defined(__AVX2__)
+  const auto both = reinterpret_cast<__m256i>(words);
+  Save(_mm_packus_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1)), to);
+#else
+  using Shorts = uint16_t __attribute__((vector_size(2 * kWidth)));
+  Save(__builtin_convertvector(words, Shorts), to);
+#endif
+}
+
 // How elements of a dtype become floats: kWidth of them, half as many, or the i-th from `from` on.
 // `scale` is that of int8 and int4.
 struct Fp32 {
@@ -76,17 +156,11 @@ struct Fp16 {
 struct Bf16 {
   static constexpr uint32_t kBits = 16;
   static constexpr bool kScaled = false;
-  template <typename Values, typename Shorts, typename Words>
-  static Values Convert(const std::byte* from) {
-    return reinterpret_cast<Values>(__builtin_convertvector(Load<Shorts>(from), Words) << 16);
+  static Floats Many(const std::byte* from, float) {
+    return reinterpret_cast<Floats>(WordsOfShorts(from) << 16);
   }
-  using Shorts = uint16_t __attribute__((vector_size(2 * kWidth)));
-  using Words = uint32_t __attribute__((vector_size(4 * kWidth)));
-  using HalfShorts = uint16_t __attribute__((vector_size(kWidth)));
-  using HalfWords = uint32_t __attribute__((vector_size(2 * kWidth)));
-  static Floats Many(const std::byte* from, float) { return Convert<Floats, Shorts, Words>(from); }
   static HalfFloats Half(const std::byte* from, float) {
-    return Convert<HalfFloats, HalfShorts, HalfWords>(from);
+    return reinterpret_cast<HalfFloats>(HalfWordsOfShorts(from) << 16);
   }
   static float One(const std::byte* from, uint32_t i, float) {
     return __builtin_bit_cast(float, uint32_t{Load<uint16_t>(from + 2 * i)} << 16);
@@ -96,17 +170,11 @@ struct Bf16 {
 struct Int8 {
   static constexpr uint32_t kBits = 8;
   static constexpr bool kScaled = true;
-  using Bytes = int8_t __attribute__((vector_size(kWidth)));
-  using Words = int32_t __attribute__((vector_size(4 * kWidth)));
-  using HalfBytes = int8_t __attribute__((vector_size(kWidth / 2)));
-  using HalfWords = int32_t __attribute__((vector_size(2 * kWidth)));
   static Floats Many(const std::byte* from, float scale) {
-    return __builtin_convertvector(__builtin_convertvector(Load<Bytes>(from), Words), Floats) *
-           scale;
+    return __builtin_convertvector(WordsOfBytes(from), Floats) * scale;
   }
   static HalfFloats Half(const std::byte* from, float scale) {
-    const HalfWords words = __builtin_convertvector(Load<HalfBytes>(from), HalfWords);
-    return __builtin_convertvector(words, HalfFloats) * scale;
+    return __builtin_convertvector(HalfWordsOfBytes(from), HalfFloats) * scale;
   }
   static float One(const std::byte* from, uint32_t i, float scale) {
     return scale * static_cast<float>(Load<int8_t>(from + i));
@@ -118,8 +186,6 @@ struct Int8 {
 struct Int4 {
   static constexpr uint32_t kBits = 4;
   static constexpr bool kScaled = true;
-  using Words = int32_t __attribute__((vector_size(4 * kWidth)));
-  using HalfWords = int32_t __attribute__((vector_size(2 * kWidth)));
   template <typename Values, typename Ints>
   static Values Convert(const std::byte* from, float scale) {
     constexpr uint32_t kValues = sizeof(Values) / sizeof(float);

@@ -285,16 +285,16 @@ struct To<Fp16> {
 
 template <>
 struct To<Bf16> {
-  using Words = Bf16::Words;
+  using Bits = uint32_t __attribute__((vector_size(4 * kWidth)));
   static constexpr uint32_t kNoSign = 0x7fffffffU;
   static constexpr uint32_t kInfinity = 0x7f800000U;
   // To nearest even. A NaN stays one: only a row that was one before can be.
   static void Many(const Floats& values, std::byte* to) {
-    const auto bits = reinterpret_cast<Words>(values);
-    const Words rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
-    const Words nan = (bits >> 16) | 0x40U;
-    const Words chosen = (bits & kNoSign) > kInfinity ? nan : rounded;
-    Save(__builtin_convertvector(chosen, Bf16::Shorts), to);
+    const auto bits = reinterpret_cast<Bits>(values);
+    const Bits rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+    const Bits nan = (bits >> 16) | 0x40U;
+    const Bits chosen = (bits & kNoSign) > kInfinity ? nan : rounded;
+    SaveShorts(reinterpret_cast<Words>(chosen), to);
   }
   static void One(float value, std::byte* to) {
     const auto bits = __builtin_bit_cast(uint32_t, value);
@@ -357,7 +357,6 @@ struct Row {
 
 template <>
 struct Row<Int8> {
-  using Ints = int32_t __attribute__((vector_size(4 * kWidth)));
   static void Descend(const RowLayout& layout, uint16_t live, double* sums, double step,
                       std::byte* payload) {
     if (live == 0) return;
@@ -394,8 +393,7 @@ struct Row<Int8> {
           Floats value = Load<Floats>(place(d)) / divisor;
           value = value > 127.0F ? Floats{} + 127.0F : value;
           value = value < -127.0F ? Floats{} - 127.0F : value;
-          const Ints ints = __builtin_convertvector((value + kPoint) - kPoint, Ints);
-          Save(__builtin_convertvector(ints, Int8::Bytes), at);
+          SaveBytes(__builtin_convertvector((value + kPoint) - kPoint, Words), at);
         },
         [&](uint32_t d, std::byte* at) {
           float value = Load<float>(place(d)) / divisor;
