@@ -31,7 +31,15 @@ from embertide.v1 import control_pb2, node_pb2, plan_pb2, update_pb2
 _TABLES = 4
 _RUN = 256  # buckets in a row that one node owns, before some of them moved
 _MOVED = 0.02
-_STATIC = ("console.css", "console.js", "theme.js", "htmx.min.js", "uplot.min.js", "uplot.min.css")
+_STATIC = (
+    "page.css",
+    "page.js",
+    "console.js",
+    "theme.js",
+    "htmx.min.js",
+    "uplot.min.js",
+    "uplot.min.css",
+)
 
 
 def _nodes(count: int) -> list[plan_pb2.Node]:

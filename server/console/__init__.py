@@ -1,5 +1,7 @@
 """The operator's console: pages of a fleet for a browser, by the calls that the commands make.
 
+Their look is that of `embertide.server.pages`.
+
 command.py   `embertide console`: options, and the server until Ctrl-C
 server.py    uvicorn, with TLS by the files of a folder
 app.py       the routes

@@ -8,8 +8,6 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import markupsafe
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -18,8 +16,6 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from embertide._common.quoting import terminal_text, without_secrets
-from embertide._common.terminal import age_text, time_text
 from embertide.server.cli.control_client import Caller, CallError
 from embertide.server.console import actions, sizing, views
 from embertide.server.console.doors import Doors, FormError, read_form
@@ -27,6 +23,7 @@ from embertide.server.console.sessions import LIFE_S, Session, Sessions
 from embertide.server.console.source import REFUSED, Source
 from embertide.server.core.drift.options import MODES
 from embertide.server.core.plan.planners import PLANNERS
+from embertide.server.pages.rendering import STATIC, environment
 from embertide.v1 import control_pb2
 
 _HERE = Path(__file__).parent
@@ -51,43 +48,6 @@ class ConsoleOptions:
     https: bool = False
 
 
-def _shown(value: Any) -> Any:
-    """Return what a page shows of a value: names are text, whatever they hold."""
-    return (
-        terminal_text(without_secrets(value))
-        if isinstance(value, str) and not isinstance(value, markupsafe.Markup)
-        else value
-    )
-
-
-def _size(count: float) -> str:
-    """Return bytes as people read them."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1024
-    return f"{count:,.1f} TiB"
-
-
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE / "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "age": age_text,
-        "time": time_text,
-        "number": lambda value: f"{value:,}",
-        "size": _size,
-        "percent": lambda value: f"{value:.1%}",
-    }
-    return environment
-
-
 class Console:
     """The pages of one control plane. Thread-safe.
 
@@ -104,7 +64,7 @@ class Console:
         self.source = source if source is not None else Source()
         self.refused_logins = 0
         self._options = options
-        self._templates = _environment()
+        self._templates = environment(_HERE / "templates")
         self._secret = secrets.token_bytes(32)
         self._logging_in = 0
         self._cookie = "__Host-embertide" if options.https else "embertide"
@@ -127,7 +87,7 @@ class Console:
                     Route("/operations/steer", self._form(self._steer), methods=["POST"]),
                     Route("/drift/set", self._form(self._set_drift), methods=["POST"]),
                     Route("/versions/rollback", self._form(self._roll_back), methods=["POST"]),
-                    Mount("/static", _Static(directory=_HERE / "static")),
+                    Mount("/static", _Static(directory=STATIC)),
                 ],
                 exception_handlers={404: self._not_found, FormError: self._bad_form},
             ),

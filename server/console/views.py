@@ -2,7 +2,7 @@
 
 import collections
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from embertide._common.terminal import age_text
 from embertide.server.cli.control_client import enum_name
@@ -16,6 +16,7 @@ from embertide.server.console.source import Reading, Source
 from embertide.server.console.timeline import SHOWN_MAX, rows_like, rows_of
 from embertide.server.console.versions import versions
 from embertide.server.core.plan.layout import budget_bytes
+from embertide.server.pages.rendering import Tile
 from embertide.v1 import control_pb2
 
 PAGE = 100
@@ -24,22 +25,6 @@ _DEVICES_SHOWN = 100
 _TABLES_OFFERED = 500
 _ENDED = ("SUCCEEDED", "FAILED", "ABORTED")
 _DATES_FROM_MS = 365 * 86_400_000  # below a year after 1970 it is no clock's time
-
-
-class Tile(NamedTuple):
-    """A figure with what it means.
-
-    Attributes:
-        title: Its name.
-        value: As people read it.
-        note: The text below it.
-        tone: good, warn, bad or plain.
-    """
-
-    title: str
-    value: str
-    note: str
-    tone: str = "plain"
 
 
 def health(reading: Reading, query: dict[str, str], source: Source) -> dict[str, Any]:

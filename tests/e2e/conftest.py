@@ -5,9 +5,11 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from browsing import chromium_at
 from numpy.typing import NDArray
 from serving import with_stock_front
 
@@ -333,3 +335,10 @@ def new_snapshot(tmp_path: Path) -> Callable[[], Path]:
         return directory
 
     return write
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Chromium, and what drives it."""
+    with chromium_at(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver

@@ -12,65 +12,37 @@ import functools
 import importlib
 import io
 import itertools
-import json
-import os
-import shutil
-import sys
-import urllib.parse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from browsing import (
+    ROOT,
+    WIDTHS,
+    asked,
+    complaints,
+    picture,
+    set_theme,
+    set_width,
+    violations,
+)
 from consoles import PATHS, Served, made
 from made_fleet import MadeFleet, Names, answers
 from PIL import Image
 from waiting import wait_until
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-BROWSER = ROOT / "build" / "browser"
-AXE = BROWSER / "axe_playwright_python" / "axe.min.js"
-WIDTHS = (1280, 390)
 GOLDEN = ROOT / "tests" / "golden" / "console"
 TILE = (160, 112)
 MOST_DIFFERENT = 3.0
-# The heat map is wider than a canvas is before it is drawn.
+# The heat map is wider than a canvas is before it is drawn; the chart of staleness has none before.
 DRAWN = """
 const heat = document.getElementById("heat");
-return document.readyState == "complete" && (!heat || heat.width > 300);
+const chart = document.getElementById("staleness");
+const drawn = (!heat || heat.width > 300) && (!chart || chart.firstChild);
+return document.readyState == "complete" && drawn;
 """
-LINES = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    *("--disable-default-apps", "--no-first-run", "--disable-extensions"),
-    # Whatever is not of this machine has nowhere to go.
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-)
-
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or chromedriver is None or not AXE.exists():
-        pytest.fail("there is no Chromium or no Selenium here: run `make build/.browser`")
-    sys.path.append(str(BROWSER))
-    webdriver = importlib.import_module("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    profile = tmp_path_factory.mktemp("profile")
-    for each in (*LINES, f"--user-data-dir={profile}"):
-        options.add_argument(each)
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    service = webdriver.ChromeService(executable_path=chromedriver)
-    driver = webdriver.Chrome(options=options, service=service)
-    driver.set_page_load_timeout(60)
-    try:
-        yield driver
-    finally:
-        driver.quit()
 
 
 SAID = Names(message="no route to host")
@@ -89,61 +61,12 @@ def fleet() -> Iterator[tuple[Served, MadeFleet]]:
         yield each
 
 
-def asked(driver: Any) -> set[str]:
-    """The hosts that pages have asked since the last call, and ports."""
-    found = set()
-    for line in driver.get_log("performance"):
-        message = json.loads(line["message"])["message"]
-        if message["method"] == "Network.requestWillBeSent":
-            url = urllib.parse.urlsplit(message["params"]["request"]["url"])
-            if url.scheme not in ("data", "chrome"):
-                found.add(url.netloc)
-    return found
-
-
-def complaints(driver: Any) -> list[str]:
-    """Return the browser's complaints: refused scripts and styles, errors."""
-    return [line["message"] for line in driver.get_log("browser") if line["level"] == "SEVERE"]
-
-
-def violations(driver: Any) -> list[str]:
-    """Return the faults that axe-core finds in a page."""
-    # Not through the page, whose policy allows no such script.
-    driver.execute_cdp_cmd(
-        "Runtime.evaluate", {"expression": AXE.read_text(), "returnByValue": False}
-    )
-    done = driver.execute_async_script(
-        "const done = arguments[arguments.length - 1]; axe.run().then(done, (e) => done({e}));"
-    )
-    return [
-        f"{each['id']}: {node['target']} {node.get('failureSummary', '')}"
-        for each in done["violations"]
-        for node in each["nodes"]
-    ]
-
-
 def log_in(driver: Any, there: Served) -> None:
     driver.delete_all_cookies()
     driver.get(f"http://{there.address}/login")
     driver.find_element("css selector", "input[name=token]").send_keys("good")
     driver.find_element("css selector", "button.primary").click()
     wait_until(lambda: bool(driver.find_elements("css selector", "#live")))
-
-
-def picture(driver: Any, name: str) -> None:
-    folder = os.environ.get("EMBERTIDE_PICTURES")
-    if folder:
-        (Path(folder) / f"console_{name}.png").write_bytes(driver.get_screenshot_as_png())
-
-
-def set_theme(driver: Any, theme: str) -> None:
-    feature = {"name": "prefers-color-scheme", "value": theme}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-
-
-def set_width(driver: Any, width: int) -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
 def looked_at(driver: Any, there: Served, told: str) -> list[str]:
@@ -163,7 +86,7 @@ def looked_at(driver: Any, there: Served, told: str) -> list[str]:
             colours.add(
                 driver.execute_script("return getComputedStyle(document.body).backgroundColor")
             )
-            picture(driver, name)
+            picture(driver, f"console_{name}")
             faults += [f"{name}: {each}" for each in violations(driver)]
     assert len(colours) == 2
     return faults

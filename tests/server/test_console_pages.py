@@ -200,7 +200,7 @@ def test_pages_of_a_thousand_nodes_are_small() -> None:
         static = sum(
             len(visitor.get(f"/static/{name}").text)
             for name in (
-                *("console.css", "console.js", "theme.js"),
+                *("page.css", "page.js", "console.js", "theme.js"),
                 *("htmx.min.js", "uplot.min.js", "uplot.min.css"),
             )
         )

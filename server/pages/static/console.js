@@ -1,36 +1,9 @@
-// The live parts of the console: refreshes, the theme, the chart of staleness and the heat map.
+// The live parts of the console: refreshes, the chart of staleness and the heat map.
 "use strict";
 (() => {
   const EVERY_MS = 3000;
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const root = document.documentElement;
   const byId = (id) => document.getElementById(id);
-  const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
-
-  // --- theme ---
-  const theme = byId("theme");
-  const nameTheme = () => {
-    if (theme) theme.textContent = isDark() ? "Light" : "Dark";
-  };
-  if (theme) {
-    theme.hidden = false;
-    theme.addEventListener("click", () => {
-      root.dataset.theme = isDark() ? "light" : "dark";
-      try {
-        localStorage.setItem("embertide-theme", root.dataset.theme);
-      } catch {
-        // It holds for this page alone.
-      }
-      nameTheme();
-      draw();
-    });
-  }
-  dark.addEventListener("change", () => {
-    nameTheme();
-    draw();
-  });
-  nameTheme();
+  const { colour, lines, onRedraw } = embertide;
 
   // --- refreshes ---
   let paused = false;
@@ -88,28 +61,19 @@
     draw();
   };
 
+  const STALENESS = {
+    series: [
+      { label: "worst node", colour: "--bad" },
+      { label: "median node", colour: "--muted", dash: true },
+    ],
+    label: "s",
+    unit: "s",
+    least: 300, // five minutes
+  };
   const drawChart = (element) => {
-    const width = Math.max(element.clientWidth, 280);
+    const columns = series.slice(0, 3);
     plot?.destroy();
-    element.replaceChildren();
-    const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line") }, ticks: { stroke: colour("--line") } };
-    plot = new uPlot(
-      {
-        width,
-        height: 220,
-        series: [
-          {},
-          { label: "worst node, s", stroke: colour("--bad"), width: 2 },
-          { label: "median node, s", stroke: colour("--muted"), width: 2, dash: [6, 4] },
-        ],
-        axes: [axis, { ...axis, label: "s" }],
-        cursor: { drag: { x: true, y: false } },
-        // At least five minutes, so that a first sample has a place.
-        scales: { x: { range: (_, first, last) => [Math.min(first, last - 300), last] }, y: { range: (_, low, high) => [0, Math.max(high ?? 1, 1)] } },
-      },
-      series.slice(0, 3),
-      element,
-    );
+    plot = lines(element, { ...STALENESS, range: [0, Math.max(1, ...columns[1])] }, columns);
   };
 
   const drawHeat = (canvas) => {
@@ -157,6 +121,6 @@
     if (map && heat) drawHeat(map);
   };
   byId("heat-kind")?.addEventListener("change", load);
-  addEventListener("resize", draw);
+  onRedraw(draw);
   if (byId("staleness") || byId("heat")) load();
 })();
