@@ -85,6 +85,7 @@ CLAIMS = {
     ),
     "console": (
         ("Chromium: pages, axe-core, no other host", "e2e/test_console_browser.py", "test_", "G.1"),
+        ("the demo's page as a file: the same", "e2e/test_report_browser.py", "test_", "G.3"),
         ("pages of 1,000 nodes, none, no answer", "server/test_console_pages.py", "test_", "G.1"),
         ("every button, after a preview", "control/test_console.py", "not withdrawn", "G.1"),
         ("frames, forms, cookies, sessions", "server/test_console_doors.py", "test_", "G.5"),

@@ -1,6 +1,5 @@
 """`demo`: run it, watch it, and afterwards let it prove itself."""
 
-import datetime
 import sys
 import time
 from collections.abc import Mapping
@@ -22,6 +21,14 @@ from embertide.server.cli.common_options import (
     Json,
     Triton,
 )
+from embertide.server.cli.demo.figures import (
+    auc_text,
+    event_time,
+    faults,
+    headline,
+    hit_share,
+    plan_text,
+)
 from embertide.server.cli.demo.options import (
     MADE_STALENESS_MIN,
     STALENESS_MIN,
@@ -29,23 +36,9 @@ from embertide.server.cli.demo.options import (
     load_demo,
 )
 from embertide.server.cli.demo.proof import check
-from embertide.server.cli.demo.report import (
-    auc_text,
-    headline,
-    hit_share,
-    plan_text,
-    reshard_faults,
-)
 from embertide.server.cli.demo.run import Demo, State
 
 _EVERY_S = 5.0
-
-
-def _event_time(ts_ms: int | None) -> str:
-    if ts_ms is None:
-        return "none yet"
-    day, rest = divmod(ts_ms // 1000, 86_400)
-    return f"day {day}, {datetime.timedelta(seconds=rest // 60 * 60)!s:0>8}"[:-3]
 
 
 def _rows(state: State) -> list[tuple[str, str]]:
@@ -57,7 +50,7 @@ def _rows(state: State) -> list[tuple[str, str]]:
     )
     resident: Mapping[str, int] = nodes.get("resident_bytes", {})
     held = " · ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in resident.items() if size)
-    rows = [("stage", state.stage), ("event time", _event_time(replay.get("ts_ms")))]
+    rows = [("stage", state.stage), ("event time", event_time(replay.get("ts_ms")))]
     if state.console:
         rows.insert(0, ("console", state.console))
     if replay:
@@ -134,7 +127,7 @@ class _Lines:
         elif state.replay:
             replay = state.replay
             say(
-                f"   {_event_time(replay['ts_ms'])}: {replay['events']:,} scored, "
+                f"   {event_time(replay['ts_ms'])}: {replay['events']:,} scored, "
                 f"version {replay['version']}, AUC {auc_text(replay['auc'])}, "
                 f"p99 {replay['p99_ms']:.1f} ms",
                 err=True,
@@ -163,7 +156,7 @@ def _summary(report: Mapping[str, Any], directory: Path) -> None:
     first, last = report["window_days"]
     days = f"days {first} to {last}" if last > first else f"day {first}"
     say(f"AUC: mean of the daily AUC over {days} of the stream.")
-    say(f"Pictures: {directory / 'report.html'}   figures: {directory / 'report.json'}")
+    say(f"Page: {directory / 'report.html'}   figures: {directory / 'report.json'}")
     say("Proof: `embertide demo --verify` makes every figure again from the records.")
 
 
@@ -282,8 +275,8 @@ def command(
         print_json({name: value for name, value in report.items() if name != "samples"})
     else:
         _summary(report, out)
-    faults = reshard_faults(report)
-    for fault in faults:
-        say(f"error: {fault}", err=True)
-    if faults:
+    wrong = faults(report)
+    for each in wrong:
+        say(f"error: {each}", err=True)
+    if wrong:
         raise typer.Exit(1)
