@@ -7,12 +7,14 @@ tritonserver, which alone answers inference over HTTP.
 
 import dataclasses
 import os
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from embertide import server
 from embertide._common.addresses import is_this_machine, join_address
+from embertide._common.quoting import without_secrets
 from embertide.server.adapters.installation import Installation
 from embertide.server.adapters.process import ProcessError
 
@@ -79,6 +81,9 @@ class ServerOptions:
     # Front `own` alone: the most of one caller at once; None: half of what all have.
     caller_calls: int | None = None
     caller_bytes: int | None = None
+    # Front `triton` alone: URL of a collector that takes spans as OTLP over HTTP; None: no spans.
+    spans_to: str | None = None
+    spans_every: int = 1  # of requests without a traceparent, one in so many has spans
     # Connections of gRPC are ended so long after they were made, when no call is at work, so that
     # clients find nodes that have come and leave those that are ending; None: never.
     grpc_connection_age_ms: int | None = None
@@ -122,6 +127,16 @@ def _restrictions(options: ServerOptions) -> list[str]:
     return [*http, f"--grpc-restricted-protocol={asked}"]
 
 
+def _spans(options: ServerOptions) -> list[str]:
+    if options.spans_to is None:
+        return []
+    values = ("mode=opentelemetry", "level=TIMESTAMPS", f"rate={options.spans_every}")
+    return [
+        *(f"--trace-config={each}" for each in values),
+        f"--trace-config=opentelemetry,url={options.spans_to}",
+    ]
+
+
 def triton_arguments(options: ServerOptions, root: Path) -> list[str]:
     """Return the arguments of tritonserver; `root` is that of its installation."""
     return [
@@ -144,6 +159,7 @@ def triton_arguments(options: ServerOptions, root: Path) -> list[str]:
         *(["--model-control-mode=explicit"] if options.explicit else []),
         *(f"--load-model={model}" for model in options.models),
         *_restrictions(options),
+        *_spans(options),
         *options.extra,
     ]
 
@@ -209,13 +225,46 @@ def _check_callers(options: ServerOptions) -> None:
         )
 
 
+def _is_collector(url: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    plain = url.isascii() and url.isprintable() and not set(url) & set(" ,@?#")
+    return plain and parts.scheme == "http" and bool(parts.hostname and parts.path) and port != 0
+
+
+def _check_spans(options: ServerOptions) -> None:
+    if options.spans_to is None:
+        if options.spans_every != 1:
+            raise TritonError(
+                f"--spans-every {options.spans_every}: there are no spans without --spans-to; give "
+                "both, or neither"
+            )
+        return
+    if not _is_collector(options.spans_to):
+        raise TritonError(
+            f"--spans-to {without_secrets(options.spans_to)!r} is no place that spans can be sent "
+            "to: give the URL of a collector that takes OTLP over plain HTTP, as "
+            "http://HOST:4318/v1/traces"
+        )
+    if options.front == "own":
+        raise TritonError(
+            "--spans-to: our own front end makes no spans, Triton's does; serve by --front triton, "
+            "or leave it out and find requests by `embertide slow --trace ID`"
+        )
+
+
 def check(options: ServerOptions, installation: Installation) -> None:
     """Prove that a server can be started so.
 
     Raises:
-        ProcessError: Its program is missing or too old, or cannot ask callers who they are.
+        ProcessError: Its program is missing or too old, or cannot do what the options want, such
+            as to ask callers who they are, or to make spans.
     """
     _check_callers(options)
+    _check_spans(options)
     if options.front == "triton":
         installation.check_options(triton_arguments(options, installation.root))
         return

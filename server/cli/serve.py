@@ -251,6 +251,22 @@ def command(
             max=65535,
         ),
     ] = None,
+    spans_to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Collector that takes spans of OpenTelemetry, as http://HOST:4318/v1/traces: each "
+            "request has them, below the span of its caller. With --front triton alone.",
+        ),
+    ] = None,
+    spans_every: Annotated[
+        int,
+        typer.Option(
+            help="Of requests without a traceparent, one in so many has spans.",
+            min=1,
+            max=1_000_000,
+        ),
+    ] = 1,
     grpc_port: Annotated[int, typer.Option(help="KServe v2 over gRPC.", min=1, max=65535)] = 8001,
     metrics_port: Annotated[int, typer.Option(help="Prometheus metrics.", min=1, max=65535)] = 8002,
     backends: Backends = DEFAULT_BACKENDS,
@@ -327,6 +343,8 @@ def command(
             plaintext=flags["plaintext"],
             caller_calls=caller_calls,
             caller_bytes=caller_mib * _MIB if caller_mib else None,
+            spans_to=spans_to,
+            spans_every=spans_every,
         )
         say(f"starting {flags['node']} over {place}", err=True)
         server = stack.enter_context(triton.TritonServer(server_options))
