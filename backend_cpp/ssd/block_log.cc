@@ -76,11 +76,10 @@ Status BlockLog::CheckBlock(uint64_t number, const std::byte* block) const {
 }
 
 uint32_t BlockLog::OpenSegment(bool moved) const {
-  const uint64_t free = segments_.size() - used_bytes() / kSegmentBytes;
   if (current_ != kNoSegment && segments_[current_].written_blocks < kSegmentBlocks) {
-    // Without a free segment compaction opened this one, and needs all of it to free another.
-    return moved || free > 0 ? current_ : kNoSegment;
+    return current_;
   }
+  const uint64_t free = segments_.size() - used_bytes() / kSegmentBytes;
   if (free < (moved ? 1 : 2)) return kNoSegment;
   for (uint32_t s = 0; s < segments_.size(); ++s) {
     if (!segments_[s].open) return s;

@@ -298,14 +298,6 @@ TEST_F(BlockLogFaultTest, TheLastFreeSegmentIsCompactions) {
   std::vector<LogEntry> entries(200, {keys, kTable, row});
   EXPECT_TRUE(log_.Append(entries, &slots_, /*moved=*/true).ok());
   EXPECT_EQ(log_.used_bytes(), 4 * kSegmentBytes);
-  // All of it: what others wrote there could be the room that its last row lacks.
-  EXPECT_EQ(Write(keys, 1).code(), Code::kResourceExhausted);
-  EXPECT_TRUE(log_.Append(entries, &slots_, /*moved=*/true).ok());
-  for (uint64_t key = 0; key < keys; ++key) {
-    if (BlockLog::SegmentOf(slots_[key]) == 0) log_.Free(slots_[key], kBytes);
-  }
-  EXPECT_EQ(log_.used_bytes(), 3 * kSegmentBytes);
-  EXPECT_TRUE(Write(keys, 1).ok());
 }
 
 TEST_F(BlockLogFaultTest, ASealThatNamesAllSegmentsIsRefused) {

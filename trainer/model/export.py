@@ -31,7 +31,7 @@ from embertide._common import private
 from embertide._common.room import free_bytes, is_no_room, no_room
 from embertide.trainer.config import ReducedType
 from embertide.trainer.errors import FinalError
-from embertide.trainer.model import one_sample, products, reduced
+from embertide.trainer.model import gathers, one_sample, products, reduced
 from embertide.trainer.model.one_thread import one_thread
 from embertide.trainer.model.quiet import quiet_torch
 from embertide.trainer.model.rewrite.package import (
@@ -274,10 +274,13 @@ def _programs(
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
     shapes: Any = ({0: batch}, {0: batch}, tuple({} for _ in tensors))
     programs = {_ANY_BATCH: torch.export.export(functional, example(3), dynamic_shapes=shapes)}
+    gathers.take_ranges(programs[_ANY_BATCH])
     if products.first_batch(programs[_ANY_BATCH]):
         programs[products.NAME] = products.of(programs[_ANY_BATCH])
     if one_sample.gains(programs[_ANY_BATCH]):
-        programs[one_sample.NAME] = one_sample.of(torch.export.export(functional, example(1)))
+        of_one = torch.export.export(functional, example(1))
+        gathers.take_ranges(of_one)
+        programs[one_sample.NAME] = one_sample.of(of_one)
     return programs
 
 

@@ -30,7 +30,7 @@ CONTEXT, PRODUCTS, PREPARE = "context", "context_products", "prepare"
 ONE_USER = "context_one_user"
 REDUCED = "context_reduced"
 COSTS = "costs.json"
-REWRITING = 2
+REWRITING = 3
 """The rules that a cached package was made by: with more, a net has other programs."""
 CANDIDATES = 256
 """Candidates of the one user, in the request that is timed."""

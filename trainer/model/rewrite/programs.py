@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embertide.trainer.model import one_sample
+from embertide.trainer.model import gathers, one_sample
 from embertide.trainer.model.rewrite.graph import (
     Argument,
     Graph,
@@ -255,4 +255,6 @@ def exported_run(
     shapes: Any = (*dims, tuple({} for _ in given))
     example = (*inputs, torch.zeros(3, dtype=torch.int64), *given)
     run = Run(graph, tensors=taken, one_user=one_user).eval()
-    return torch.export.export(run, example, dynamic_shapes=shapes)
+    program = torch.export.export(run, example, dynamic_shapes=shapes)
+    gathers.take_ranges(program)
+    return program
