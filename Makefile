@@ -251,8 +251,8 @@ bench-train: dev $(if $(filter speed,$(PARTS)),build/.peers) ## quality of train
 bench-ranks: dev cpp build/.torchrec ## one run of many ranks: against TorchRec and one process, over a wire, quality, faults, pods; EMBERTIDE_KILLS=25 for kills; PARTS="speed wire", DATA=clicks.parquet; alone on the machine
 	$(BIN)/python -m bench.ranks $(PARTS) $(if $(DATA),--data "$(DATA)")
 
-bench-rank: dev ## the dense net rewritten for one user and many candidates, beside the unrewritten, and in bf16 and int8; CRITEO=ads.parquet for what that costs of AUC; a quarter of an hour
-	$(BIN)/python -m bench.rank $(or $(PARTS),dense merging served reduced $(if $(CRITEO),reduced-curve)) $(if $(CRITEO),--criteo "$(CRITEO)")$(if $(PARTS),,; rank=$$?; $(BIN)/python -m bench.held rank && exit $$rank)
+bench-rank: dev ## the dense net rewritten for one user and many candidates, beside the unrewritten, and in bf16 and int8; CRITEO=ads.parquet for what that costs of AUC; VECTORS=avx2 holds all sides to these; half an hour
+	$(BIN)/python -m bench.rank $(or $(PARTS),dense merging served reduced $(if $(CRITEO),reduced-curve)) $(if $(CRITEO),--criteo "$(CRITEO)") $(if $(VECTORS),--vectors $(VECTORS) --out build/bench/$(VECTORS))$(if $(PARTS),,; rank=$$?; $(BIN)/python -m bench.held rank && exit $$rank)
 
 bench-sync: dev cpp ## strategies of synchronisation: bytes, quality, cost, over a wire; PARTS="dct ranks agree wire virtual pods", NEWS=clicks.parquet, CRITEO=ads.parquet, KUBECONFIG=file
 	$(BIN)/python -m bench.sync $(or $(PARTS),dct ranks agree wire virtual $(if $(KUBECONFIG),pods)) --kubeconfig "$(KUBECONFIG)" $(if $(NEWS),--news "$(NEWS)") $(if $(CRITEO),--criteo "$(CRITEO)")

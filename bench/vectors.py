@@ -15,6 +15,7 @@ from bench.servers import BenchError
 from embertide import _store
 
 LEVELS = ("avx512", "avx2")
+TORCH = "ATEN_CPU_CAPABILITY"
 
 _ONE_DNN = {"avx2": "AVX2", "avx512": "ALL"}
 
@@ -31,7 +32,7 @@ def environment(level: str) -> Mapping[str, str]:
     return {
         **os.environ,
         "EMBERTIDE_VECTORS": level,
-        "ATEN_CPU_CAPABILITY": level,
+        TORCH: level,
         "ONEDNN_MAX_CPU_ISA": _ONE_DNN[level],
         "MKL_ENABLE_INSTRUCTIONS": level.upper(),
         "FBGEMM_ENABLE_INSTRUCTIONS": level.upper(),

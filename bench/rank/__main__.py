@@ -26,9 +26,9 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--criteo", type=Path, help="Criteo's ads, for reduced-auc and reduced-curve"
     )
-    parser.add_argument(
-        "--costs", type=Path, default=BUILD / "bench" / "rank_costs.json", help="measured before"
-    )
+    of_vectors = os.environ.get(vectors.TORCH)
+    costs = BUILD / "bench" / f"rank_costs{f'_{of_vectors}' if of_vectors else ''}.json"
+    parser.add_argument("--costs", type=Path, default=costs, help="measured before")
     parser.add_argument(
         "--vectors", choices=vectors.LEVELS, help="that all sides are held to; what each chooses"
     )
@@ -65,7 +65,7 @@ _PARTS: dict[str, parts.Measure] = {
 
 if __name__ == "__main__":
     asked = _options().parse_known_args()[0].vectors
-    if asked and os.environ.get("ATEN_CPU_CAPABILITY") != asked:
+    if asked and os.environ.get(vectors.TORCH) != asked:
         _start_again(asked)
     held = {part: _held(measure) for part, measure in _PARTS.items()}
     # The exit code says whether it ran, not whether bars were reached.
