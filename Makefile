@@ -166,8 +166,8 @@ coverage: dev build/.coverage build/.moto build/.kafka ## how much of the Python
 kill-test: dev ## a trainer killed 50 times at random, KILLS=n for n times; five minutes
 	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q -s -m "" tests/e2e/test_killed_training.py
 
-bench-alerts: dev serving build/.prometheus ## alerts against chaos, three quiet hours first: HOURS=3, ROUNDS=54; four hours; RESUME=1 goes on where it stopped
-	$(BIN)/python -m bench.alerts --rounds $(or $(ROUNDS),54) --minutes 600 --quiet-minutes $$(( 60 * $(or $(HOURS),3) )) $(if $(RESUME),--resume)
+bench-alerts: dev serving build/.prometheus ## alerts against chaos, three quiet hours first: HOURS=3, ROUNDS=54; four hours; RESUME=1 goes on after docs/results/alerts_rounds.jsonl
+	$(BIN)/python -m bench.alerts --rounds $(or $(ROUNDS),54) --minutes 600 --quiet-minutes $$(( 60 * $(or $(HOURS),3) )) $(if $(RESUME),--resume docs/results/alerts_rounds.jsonl)
 
 bench-console: dev serving build/.browser ## what the console costs a visitor at 1,000 nodes and 10^6 buckets, what viewers and scrapes cost serving and ticks; what tests hold; ten minutes
 	$(BIN)/python -m bench.console; visits=$$?; $(BIN)/python -m bench.watched && $(BIN)/python -m bench.held console && exit $$visits

@@ -10,7 +10,8 @@ owner answered. Such a fault must be alerted 30 s after the first of these reque
 deserved if the fault's kind may cause it (CASES), or if it is one of answers and users were hurt or
 had to wait. What the timeline must tell of a fault is checked, too.
 
-Rounds go to rounds.jsonl as they end; --resume goes on there, so that a run can have any length.
+Rounds go to a file as they end; --resume FILE goes on there, so that a run can have any length, and
+docs/results/alerts_rounds.jsonl has those of several machines.
 """
 
 import argparse
@@ -24,10 +25,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import parts
+from bench import parts, report
 from bench.monitored import Monitored
 from bench.report import CONSOLE, Row, measure
-from bench.servers import BUILD
+from bench.servers import BUILD, ROOT
 from embertide.server.cli.chaos.faults import NODES, Fault
 from embertide.server.cli.chaos.inject import Injector
 from embertide.server.cli.chaos.traffic import Asked
@@ -130,6 +131,8 @@ class Outcome:
         undeserved: Alerts that neither the case nor the answers deserve.
         told: Whether the timeline told what it must; None: it need not.
         wrong: What the comparison with the log found.
+        commit: The code.
+        machine: Where it ran.
     """
 
     case: str
@@ -142,6 +145,8 @@ class Outcome:
     undeserved: list[str]
     told: bool | None = None
     wrong: list[str] = dataclasses.field(default_factory=list)
+    commit: str = ""
+    machine: str = ""
 
     @property
     def alerted(self) -> bool:
@@ -355,8 +360,9 @@ def rows_of(rounds: Sequence[Outcome]) -> list[Row]:
 
 
 def _measure(given: argparse.Namespace) -> Iterator[Row]:
-    file = given.directory / "rounds.jsonl"
+    file = given.resume or given.directory / "rounds.jsonl"
     before = file.read_text().splitlines() if given.resume and file.exists() else []
+    here = {"commit": report.commit(ROOT), "machine": report.machine()}
     done = [Outcome(**json.loads(line)) for line in before]
     cases = [case for case in CASES if case.kind not in given.without]
     until_s = time.monotonic() + 60 * given.minutes
@@ -367,7 +373,7 @@ def _measure(given: argparse.Namespace) -> Iterator[Row]:
         def note(result: Outcome) -> None:
             done.append(result)
             with file.open("a") as rounds:
-                rounds.write(json.dumps(dataclasses.asdict(result)) + "\n")
+                rounds.write(json.dumps(dataclasses.asdict(result) | here) + "\n")
             CONSOLE.print(f"{len(done)}: {result}")
 
         try:
@@ -396,5 +402,5 @@ if __name__ == "__main__":
     parser.add_argument("--directory", type=Path, default=BUILD / "alerts")
     parser.add_argument("--backends", type=Path, default=DEFAULT_BACKENDS)
     parser.add_argument("--without", nargs="*", default=[], help="kinds of faults to leave out")
-    parser.add_argument("--resume", action="store_true", help="go on after the rounds that ended")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="go on after the rounds in it")
     parts.command("Alerts against chaos", _measure, parser)
