@@ -27,7 +27,7 @@ class Taking(nn.Module):
 
     def __init__(self, numbers: list[int], dim: int = 1) -> None:
         super().__init__()
-        self.register_buffer("numbers", torch.tensor(numbers), persistent=False)
+        self.register_buffer("numbers", torch.tensor(numbers, dtype=torch.int64), persistent=False)
         self._dim = dim
 
     def forward(self, x_BC: Tensor) -> Tensor:
@@ -59,6 +59,7 @@ def test_ranges_are_the_numbers(numbers: list[int]) -> None:
         ([0, 2, 3, 4, 5, 9, 11], 1),  # four ranges of seven
         ([3, 1, 2], 1),
         ([7] * 20, 1),
+        ([], 1),
     ],
 )
 def test_long_ranges_are_taken_as_such(numbers: list[int], left: int) -> None:

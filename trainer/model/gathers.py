@@ -23,7 +23,7 @@ def take_ranges(program: torch.export.ExportedProgram) -> None:
     for node in [each for each in graph.nodes if each.target == _INDEX_SELECT]:
         x, dim, index = node.args
         numbers = _constant(program, index)
-        if numbers is None:
+        if not numbers:
             continue
         ranges = list(ranges_of(numbers))
         if len(numbers) < MIN_LENGTH * len(ranges):
