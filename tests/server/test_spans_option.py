@@ -1,7 +1,7 @@
 """`embertide serve --spans-to`: what tritonserver is told, and what is refused before it starts."""
 
-import dataclasses
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from typer.testing import CliRunner
@@ -14,10 +14,18 @@ from embertide.server.cli.app import app
 URL = "http://collector:4318/v1/traces"
 
 
-def options(**given: object) -> ServerOptions:
+def options(
+    *, spans_to: str | None = None, spans_every: int = 1, front: Literal["own", "triton"] = "triton"
+) -> ServerOptions:
     here = Path()
-    made = ServerOptions(repository=here, backends=here, log=here / "log", front="triton")
-    return dataclasses.replace(made, **given)  # type: ignore[arg-type]
+    return ServerOptions(
+        repository=here,
+        backends=here,
+        log=here / "log",
+        front=front,
+        spans_to=spans_to,
+        spans_every=spans_every,
+    )
 
 
 def told(given: ServerOptions) -> list[str]:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from embertide.server.cli.demo.figures import SOURCES, auc_text, event_time, hit_share
 
 _DAY_MS, _HOUR_MS = 86_400_000, 3_600_000
-_STEPS_MAX = 120
+_MAX_STEPS = 120
 """Stretches of event time in which lookups are added up."""
-_STRETCHES_SAID = 6
+_MAX_STRETCHES = 6
 _MOVES = ("moving", "settling")
 Hours = Mapping[str, Any]
 
@@ -84,7 +84,7 @@ def _stretches(hours: Sequence[int]) -> list[_Stretch]:
 
 
 def _listed(stretches: Sequence[_Stretch]) -> str:
-    said = [str(each) for each in stretches[:_STRETCHES_SAID]]
+    said = [str(each) for each in stretches[:_MAX_STRETCHES]]
     more = len(stretches) - len(said)
     return "; ".join([*said, f"and {more:,} more"] if more else said)
 
@@ -239,7 +239,7 @@ def _steps(report: Mapping[str, Any]) -> list[_Step]:
     hours = _hours(report)
     if not hours:
         return []
-    least_ms = len(hours) * _HOUR_MS / _STEPS_MAX
+    shortest_ms = len(hours) * _HOUR_MS / _MAX_STEPS
     since_ms, end_ms = float(hours.start * _HOUR_MS), float(hours.stop * _HOUR_MS)
     before: Mapping[str, int] = {}
     steps: list[_Step] = []
@@ -248,7 +248,8 @@ def _steps(report: Mapping[str, Any]) -> list[_Step]:
         if at_ms is None:  # nothing was asked yet
             continue
         hits = {name: count - before.get(name, 0) for name, count in sums.items()}
-        if any(hits.values()) and (at_ms - since_ms >= least_ms or at_ms == end_ms):
+        is_long_enough = at_ms - since_ms >= shortest_ms or at_ms == end_ms
+        if is_long_enough and any(hits.values()):
             steps.append(_Step(_Stretch(since_ms, at_ms), hits))
             since_ms, before = at_ms, sums
     if steps:
