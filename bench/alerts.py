@@ -214,8 +214,11 @@ class Site:
         self._caller.close()
 
     def calm(self) -> bool:
-        """Wait until no alert fires; return whether that came in time."""
-        return self._site.holds(lambda: not self._site.prometheus.firing(), _ENDED_S)
+        """Wait until no alert fires or is about to; return whether that came in time.
+
+        One that a round leaves pending would fire in the next one, which did not cause it.
+        """
+        return self._site.holds(lambda: not self._site.prometheus.alerts(), _ENDED_S)
 
     def quiet(self, for_s: float) -> Outcome:
         """Do nothing for a time."""
@@ -388,7 +391,7 @@ def _measure(given: argparse.Namespace) -> Iterator[Row]:
                 order = random.Random(number).sample(cases, len(cases))
                 note(site.run(min(order, key=lambda case: had[case.name]), number))
                 if not site.calm():
-                    CONSOLE.print(f"still firing: {sorted(monitored.prometheus.firing())}")
+                    CONSOLE.print(f"not calm: {sorted(monitored.prometheus.alerts())}")
         finally:
             site.close()
     yield from rows_of(done)

@@ -87,13 +87,17 @@ class Prometheus:
         found: list[dict[str, Any]] = self._get("api/v1/query", query=expression)["result"]
         return found
 
-    def firing(self) -> dict[str, str]:
-        """Return the alerts that fire, each with when it began to hold."""
+    def alerts(self, *states: str) -> dict[str, str]:
+        """Return the alerts in any of these states, or in any, each with when it began to hold."""
         return {
             each["labels"]["alertname"]: each["activeAt"]
             for each in self._get("api/v1/alerts")["alerts"]
-            if each["state"] == "firing"
+            if each["state"] in states or not states
         }
+
+    def firing(self) -> dict[str, str]:
+        """Return the alerts that fire, each with when it began to hold."""
+        return self.alerts("firing")
 
     def __enter__(self) -> Self:
         """Return it."""
