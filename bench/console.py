@@ -22,7 +22,7 @@ from bench.report import CONSOLE, Row, measure
 from embertide.server.console.app import Console, ConsoleOptions
 from embertide.server.console.server import ConsoleServer
 from embertide.server.console.views import VIEWS
-from embertide.server.core.figures import FleetSnapshot, figures_of
+from embertide.server.core.figures import FleetFigures, FleetSnapshot
 from embertide.server.core.plan.bucket_columns import bucket_columns
 from embertide.server.core.plan.layout import layout_of
 from embertide.server.services.gate import LARGE_BYTES_MAX
@@ -160,7 +160,7 @@ class _MadeCaller:
     def call(self, rpc: str, request: Any, deadline_s: float = 5.0) -> Any:
         answer = self._told[rpc]
         if isinstance(answer, FleetSnapshot):
-            answer = figures_of(answer, request)
+            answer = FleetFigures(answer).answer(request)
         sent = answer.SerializeToString()
         self._told["bytes"] = max(self._told.get("bytes", 0), len(sent))
         return type(answer).FromString(sent)

@@ -1,5 +1,6 @@
 """The figures of a fleet that people look at: one source for commands, the console and metrics."""
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -44,51 +45,80 @@ class FleetSnapshot(NamedTuple):
     loads: Mapping[str, node_pb2.NodeServiceGetLoadResponse]
     columns: Mapping[str, BucketColumns]
 
-    def same(self, other: "FleetSnapshot") -> bool:
-        """Whether the figures of both are the same."""
+    def same_plan(self, other: "FleetSnapshot") -> bool:
+        """Whether nothing is different but loads."""
         return (
             self.layout is other.layout
             and self.plan is other.plan
-            and (self.no_plan, self.living, self.loads_version)
-            == (other.no_plan, other.living, other.loads_version)
+            and (self.no_plan, self.living) == (other.no_plan, other.living)
         )
 
+    def same(self, other: "FleetSnapshot") -> bool:
+        """Whether the figures of both are the same."""
+        return self.same_plan(other) and self.loads_version == other.loads_version
 
-def figures_of(
-    fleet: FleetSnapshot, request: control_pb2.GetFleetFiguresRequest
-) -> control_pb2.GetFleetFiguresResponse:
-    """Return the figures that a request asks for.
 
-    Raises:
-        RefusedError: It asks for too much, or for a table that there is not.
+class FleetFigures:
+    """Answers of one snapshot. Sums over all buckets are made once. Used by one thread at a time.
+
+    Attributes:
+        snapshot: What they are made of.
     """
-    if request.ranges > RANGES_MAX:
-        raise invalid(f"ranges is {request.ranges}; at most {RANGES_MAX}")
-    hot_keys = hottest(fleet.loads.values(), request.hot_keys)
-    slow = _slow_requests(fleet, request.slow_requests)
-    lookups = _slow_lookups(fleet, request.slow_requests)
-    plan = fleet.plan
-    if plan is None:
-        return control_pb2.GetFleetFiguresResponse(no_plan=fleet.no_plan)
-    unowned, in_groups = unowned_buckets(plan.topology, fleet.layout, fleet.living)
-    joined = FleetColumns.of(fleet.columns)
-    return control_pb2.GetFleetFiguresResponse(
-        plan_epoch=plan.epoch,
-        tables=plan.tables,
-        devices=_devices(plan.topology, fleet.layout, joined),
-        nodes=sorted(_nodes(fleet.loads, joined), key=lambda each: each.node),
-        buckets_unowned=unowned,
-        unowned_in_groups=[
-            control_pb2.UnownedInGroup(group=group, buckets=count)
-            for group, count in in_groups.items()
-        ],
-        ranges=_ranges(_chosen(plan.tables, request.tables), joined.columns, request.ranges),
-        hot_keys=hot_keys,
-        slow_requests=slow,
-        slow_lookups=lookups,
-        bucket_loads=_bucket_loads(fleet, request),
-        table_reads=_table_reads(plan.tables, joined.columns) if request.table_reads else (),
-    )
+
+    def __init__(self, snapshot: FleetSnapshot) -> None:
+        """Take it; nothing is made yet."""
+        self.snapshot = snapshot
+
+    @functools.cached_property
+    def _joined(self) -> FleetColumns:
+        return FleetColumns.of(self.snapshot.columns)
+
+    @functools.cached_property
+    def _of_all(self) -> control_pb2.GetFleetFiguresResponse:
+        """What every answer has."""
+        plan, fleet = self.snapshot.plan, self.snapshot
+        if plan is None:
+            return control_pb2.GetFleetFiguresResponse(no_plan=fleet.no_plan)
+        unowned, in_groups = unowned_buckets(plan.topology, fleet.layout, fleet.living)
+        return control_pb2.GetFleetFiguresResponse(
+            plan_epoch=plan.epoch,
+            tables=plan.tables,
+            devices=_devices(plan.topology, fleet.layout, self._joined),
+            nodes=sorted(_nodes(fleet.loads, self._joined), key=lambda each: each.node),
+            buckets_unowned=unowned,
+            unowned_in_groups=[
+                control_pb2.UnownedInGroup(group=group, buckets=count)
+                for group, count in in_groups.items()
+            ],
+        )
+
+    def answer(
+        self, request: control_pb2.GetFleetFiguresRequest
+    ) -> control_pb2.GetFleetFiguresResponse:
+        """Return the figures that a request asks for.
+
+        Raises:
+            RefusedError: It asks for too much, or for a table that there is not.
+        """
+        if request.ranges > RANGES_MAX:
+            raise invalid(f"ranges is {request.ranges}; at most {RANGES_MAX}")
+        fleet, plan = self.snapshot, self.snapshot.plan
+        hot_keys = hottest(fleet.loads.values(), request.hot_keys)
+        slow = _slow_requests(fleet, request.slow_requests)
+        lookups = _slow_lookups(fleet, request.slow_requests)
+        answer = control_pb2.GetFleetFiguresResponse()
+        answer.CopyFrom(self._of_all)
+        if plan is None:
+            return answer
+        columns = self._joined.columns
+        answer.ranges.extend(_ranges(_chosen(plan.tables, request.tables), columns, request.ranges))
+        answer.hot_keys.extend(hot_keys)
+        answer.slow_requests.extend(slow)
+        answer.slow_lookups.extend(lookups)
+        answer.bucket_loads.extend(_bucket_loads(fleet, request))
+        if request.table_reads:
+            answer.table_reads.extend(_table_reads(plan.tables, columns))
+        return answer
 
 
 def _devices(

@@ -1,6 +1,7 @@
 """Figures of a fleet in arrays equal those that are counted bucket by bucket."""
 
 import collections
+import itertools
 import random
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from simulation import make_node
 
 from embertide.server.core.errors import Code, RefusedError
-from embertide.server.core.figures import ALL_RANGES_MAX, FleetSnapshot, figures_of
+from embertide.server.core.figures import ALL_RANGES_MAX, FleetFigures, FleetSnapshot
 from embertide.server.core.plan.bucket_columns import FleetColumns, bucket_columns
 from embertide.server.core.plan.fleet_figures import (
     device_figures,
@@ -146,7 +147,7 @@ def test_one_bucket_and_reads_of_all_are_what_nodes_reported(seed: int) -> None:
             if (each.table_id, each.bucket) in read:
                 read[each.table_id, each.bucket][0] += each.reads
                 read[each.table_id, each.bucket][1] += each.bytes_read
-    told = figures_of(fleet, control_pb2.GetFleetFiguresRequest(table_reads=True))
+    told = FleetFigures(fleet).answer(control_pb2.GetFleetFiguresRequest(table_reads=True))
     assert {
         (table.table_id, bucket): list(counts)
         for table in told.table_reads
@@ -156,7 +157,7 @@ def test_one_bucket_and_reads_of_all_are_what_nodes_reported(seed: int) -> None:
 
     for table, bucket in ((0, 0), (0, 5), (3, 15), (3, 16), (9, 0)):
         wanted = control_pb2.BucketOfTable(table_id=table, bucket=bucket)
-        one = figures_of(fleet, control_pb2.GetFleetFiguresRequest(bucket=wanted))
+        one = FleetFigures(fleet).answer(control_pb2.GetFleetFiguresRequest(bucket=wanted))
         assert {each.node: each.load for each in one.bucket_loads} == {
             name: each
             for name, load in fleet.loads.items()
@@ -169,7 +170,7 @@ def test_one_bucket_and_reads_of_all_are_what_nodes_reported(seed: int) -> None:
 def test_what_is_asked_for_is_answered_and_no_more() -> None:
     fleet = snapshot(1)
     everything = control_pb2.GetFleetFiguresRequest(ranges=8, hot_keys=10)
-    answer = figures_of(fleet, everything)
+    answer = FleetFigures(fleet).answer(everything)
     assert [each.bucket_count for each in answer.ranges] == [8] * 8 + [2] * 8
     assert answer.plan_epoch == 7
     assert len(answer.nodes) == NODES - 1
@@ -177,8 +178,8 @@ def test_what_is_asked_for_is_answered_and_no_more() -> None:
     assert own == {name: int(each.wanted.sum()) for name, each in fleet.columns.items()}
 
     alone = control_pb2.GetFleetFiguresRequest(ranges=8, tables=["ad"])
-    assert {each.table_id for each in figures_of(fleet, alone).ranges} == {3}
-    assert not figures_of(fleet, control_pb2.GetFleetFiguresRequest()).ranges
+    assert {each.table_id for each in FleetFigures(fleet).answer(alone).ranges} == {3}
+    assert not FleetFigures(fleet).answer(control_pb2.GetFleetFiguresRequest()).ranges
 
     many = [
         plan_pb2.PlannedTable(id=at, name=f"t{at}", bucket_bits=10, chunks=1) for at in range(100)
@@ -186,7 +187,7 @@ def test_what_is_asked_for_is_answered_and_no_more() -> None:
     assert fleet.plan is not None
     large = fleet._replace(plan=plan_pb2.Plan(topology=fleet.plan.topology, tables=many))
     asked = control_pb2.GetFleetFiguresRequest(ranges=1024)
-    assert 100 < len(figures_of(large, asked).ranges) <= ALL_RANGES_MAX
+    assert 100 < len(FleetFigures(large).answer(asked).ranges) <= ALL_RANGES_MAX
 
 
 @pytest.mark.parametrize(
@@ -202,13 +203,13 @@ def test_too_much_and_what_there_is_not_is_refused(
     asked: dict[str, Any], code: Code, words: str
 ) -> None:
     with pytest.raises(RefusedError, match=words) as caught:
-        figures_of(snapshot(1), control_pb2.GetFleetFiguresRequest(**asked))
+        FleetFigures(snapshot(1)).answer(control_pb2.GetFleetFiguresRequest(**asked))
     assert caught.value.code is code
 
 
 def test_an_answer_is_made_once_while_the_fleet_is_the_same() -> None:
-    now = [snapshot(1)]
-    figures = Figures(lambda: now[0])
+    now, clock_s = [snapshot(1)], itertools.count(step=1000)
+    figures = Figures(lambda: now[0], lambda: float(next(clock_s)))
     asked = control_pb2.GetFleetFiguresRequest(ranges=4)
     first = figures.answer(asked)
     now[0] = now[0]._replace(loads=dict(now[0].loads))
@@ -220,14 +221,43 @@ def test_an_answer_is_made_once_while_the_fleet_is_the_same() -> None:
     )
     for at, change in enumerate(changes):
         now[0] = change
-        assert figures.answer(asked) == figures_of(change, asked)
+        assert figures.answer(asked) == FleetFigures(change).answer(asked)
         assert figures.made == 2 + at
     for ranges in range(1, 40):
         figures.answer(control_pb2.GetFleetFiguresRequest(ranges=ranges))
     assert len(figures._kept) == 16
 
 
+def test_loads_alone_are_told_as_soon_as_the_last_answers_took_a_hundredth_of_the_time() -> None:
+    now, clock_s = [snapshot(1)], [0.0]
+    figures = Figures(lambda: now[0], lambda: clock_s[0])
+    asked = control_pb2.GetFleetFiguresRequest(ranges=4)
+    first = figures.answer(asked)
+    assert 0 < figures._spent_s < 0.05  # so it may be made again before the 5 s
+    now[0] = now[0]._replace(loads_version=2)
+    clock_s[0] = 99 * figures._spent_s
+    assert figures.answer(asked) is first
+    more = control_pb2.GetFleetFiguresRequest(ranges=4, hot_keys=3)
+    assert figures.answer(more) == FleetFigures(snapshot(1)).answer(more)  # of the same moment
+    clock_s[0] = 101 * figures._spent_s
+    assert figures.answer(asked) is not first
+
+    figures._spent_s, now[0] = 1000.0, now[0]._replace(loads_version=3)
+    second = figures.answer(asked)
+    clock_s[0] += 5.1  # however long it took
+    assert figures.answer(asked) is not second
+
+
+def test_a_change_of_who_lives_is_told_at_once() -> None:
+    now = [snapshot(1)]
+    figures = Figures(lambda: now[0], lambda: 0.0)
+    asked = control_pb2.GetFleetFiguresRequest()
+    figures.answer(asked)
+    now[0] = now[0]._replace(living=frozenset())
+    assert figures.answer(asked).buckets_unowned == 80
+
+
 def test_a_fleet_without_a_plan_says_why() -> None:
     fleet = snapshot(1)._replace(plan=None, no_plan="no plan has been made: wait")
-    answer = figures_of(fleet, control_pb2.GetFleetFiguresRequest(ranges=4))
+    answer = FleetFigures(fleet).answer(control_pb2.GetFleetFiguresRequest(ranges=4))
     assert answer == control_pb2.GetFleetFiguresResponse(no_plan="no plan has been made: wait")

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from embertide.server.cli.control_client import CallError
-from embertide.server.core.figures import FleetSnapshot, figures_of
+from embertide.server.core.figures import FleetFigures, FleetSnapshot
 from embertide.server.core.plan.bucket_columns import bucket_columns
 from embertide.server.core.plan.layout import layout_of
 from embertide.v1 import control_pb2, node_pb2, plan_pb2, update_pb2
@@ -294,7 +294,7 @@ class MadeCaller:
             raise CallError(grpc.StatusCode.UNAUTHENTICATED, "the token is not known here")
         answer = self._fleet.told[rpc]
         if isinstance(answer, FleetSnapshot):
-            return figures_of(answer, request)
+            return FleetFigures(answer).answer(request)
         if answer is None:
             raise CallError(grpc.StatusCode.NOT_FOUND, "no plan has been made")
         return answer
