@@ -118,6 +118,14 @@ def test_pages_of_a_dead_control_plane_are_whole_and_say_so(driver: Any) -> None
         assert complaints(driver) == []
 
 
+def open_still(driver: Any, url: str) -> None:
+    """Open a page whose parts are not replaced while a test looks for them."""
+    driver.get(url)
+    pause = driver.find_elements("css selector", "#pause:not([hidden])")
+    for each in pause:
+        each.click()
+
+
 def buttons(driver: Any) -> list[Any]:
     found = driver.find_elements("css selector", "button")
     return [each for each in found if each.is_displayed() and each.text != "Log out"]
@@ -130,9 +138,9 @@ def test_every_button_leads_to_a_page_or_changes_one(driver: Any, which: str) ->
         log_in(driver, there)
         set_width(driver, WIDTHS[0])
         for path in PATHS:
-            driver.get(f"http://{there.address}{path}")
+            open_still(driver, f"http://{there.address}{path}")
             for at in range(len(buttons(driver))):
-                driver.get(f"http://{there.address}{path}")
+                open_still(driver, f"http://{there.address}{path}")
                 button = buttons(driver)[at]
                 pressed.add(button.text)
                 fields = "input[type=text]:invalid, input:not([type]):invalid, textarea:invalid"
