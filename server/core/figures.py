@@ -75,7 +75,7 @@ class FleetFigures:
 
     @functools.cached_property
     def _of_all(self) -> control_pb2.GetFleetFiguresResponse:
-        """What every answer has."""
+        """The part that every answer has."""
         plan, fleet = self.snapshot.plan, self.snapshot
         if plan is None:
             return control_pb2.GetFleetFiguresResponse(no_plan=fleet.no_plan)
