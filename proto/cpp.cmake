@@ -1,6 +1,6 @@
 # The messages of proto/ in C++ (embertide_proto), its services (embertide_grpc), those of the
-# inference protocol (embertide_inference), and a node's options as structs (embertide_settings).
-# Included by backend_cpp.
+# inference protocol (embertide_inference), of spans (embertide_otlp), and a node's options as
+# structs (embertide_settings). Included by backend_cpp.
 find_package(Protobuf REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(GRPC REQUIRED IMPORTED_TARGET grpc++)
@@ -33,6 +33,14 @@ foreach(name model_config messages)
     DEPENDS ${proto}/inference/messages.proto ${proto}/inference/model_config.proto VERBATIM)
   list(APPEND inference ${generated}/inference/${name}.pb.cc ${generated}/inference/${name}.pb.h)
 endforeach()
+# Spans of OpenTelemetry, which the front sends.
+foreach(part "" .grpc)
+  list(APPEND otlp ${generated}/otlp/trace${part}.pb.cc ${generated}/otlp/trace${part}.pb.h)
+endforeach()
+add_custom_command(OUTPUT ${otlp}
+  COMMAND protobuf::protoc -I ${proto} --plugin=protoc-gen-grpc=${EMBERTIDE_GRPC_PLUGIN}
+    --cpp_out=${generated} --grpc_out=${generated} otlp/trace.proto
+  DEPENDS ${proto}/otlp/trace.proto VERBATIM)
 # A node's options: protoc reads the declaration, and a program of ours makes C++ of it.
 set(options ${generated}/embertide/v1/options.pb.cc)
 set(settings ${generated}/embertide/settings.h)
@@ -48,10 +56,13 @@ add_custom_target(embertide_write_settings DEPENDS ${settings})
 add_library(embertide_settings INTERFACE)
 target_include_directories(embertide_settings SYSTEM INTERFACE ${generated})
 add_dependencies(embertide_settings embertide_write_settings)
-add_custom_target(embertide_generated DEPENDS ${messages} ${services} ${inference} ${settings})
+add_custom_target(embertide_generated DEPENDS ${messages} ${services} ${inference} ${otlp} ${settings})
 add_library(embertide_inference STATIC ${inference})
 target_include_directories(embertide_inference SYSTEM PUBLIC ${generated})
 target_link_libraries(embertide_inference PUBLIC protobuf::libprotobuf)
+add_library(embertide_otlp STATIC ${otlp})
+target_include_directories(embertide_otlp SYSTEM PUBLIC ${generated})
+target_link_libraries(embertide_otlp PUBLIC protobuf::libprotobuf PkgConfig::GRPC)
 add_library(embertide_proto STATIC ${messages})
 target_include_directories(embertide_proto SYSTEM PUBLIC ${generated})
 target_link_libraries(embertide_proto PUBLIC protobuf::libprotobuf)

@@ -1,6 +1,7 @@
 #include "base/trace_id.h"
 
 #include <algorithm>
+#include <charconv>
 
 namespace embertide {
 namespace {
@@ -24,22 +25,29 @@ bool IsTraceId(std::string_view text) {
   return text.size() == kIdDigits && IsHex(text) && !IsZero(text);
 }
 
-std::string TraceIdOf(std::string_view text) {
+std::optional<Traceparent> ParseTraceparent(std::string_view text) {
   // Later versions may have more, after another dash.
   if (text.size() < kTraceparentBytes ||
       (text.size() > kTraceparentBytes && text[kTraceparentBytes] != '-'))
-    return {};
+    return std::nullopt;
   const std::string_view version = text.substr(0, 2);
-  if (version == "ff" || (version == "00" && text.size() > kTraceparentBytes)) return {};
-  const std::string_view id = text.substr(kIdBegin, kIdDigits);
-  const std::string_view parent = text.substr(kParentBegin, kParentDigits);
+  if (version == "ff" || (version == "00" && text.size() > kTraceparentBytes)) return std::nullopt;
+  Traceparent given{.trace_id = text.substr(kIdBegin, kIdDigits),
+                    .parent_id = text.substr(kParentBegin, kParentDigits)};
+  const std::string_view flags = text.substr(kFlagsBegin, 2);
   const bool dashes =
       text[2] == '-' && text[kParentBegin - 1] == '-' && text[kFlagsBegin - 1] == '-';
-  if (!dashes || !IsHex(version) || !IsTraceId(id) || !IsHex(parent) ||
-      !IsHex(text.substr(kFlagsBegin, 2)) || IsZero(parent)) {
-    return {};
+  if (!dashes || !IsHex(version) || !IsTraceId(given.trace_id) || !IsHex(given.parent_id) ||
+      !IsHex(flags) || IsZero(given.parent_id)) {
+    return std::nullopt;
   }
-  return std::string(id);
+  std::from_chars(flags.begin(), flags.end(), given.flags, 16);
+  return given;
+}
+
+std::string TraceIdOf(std::string_view text) {
+  const std::optional<Traceparent> given = ParseTraceparent(text);
+  return given ? std::string(given->trace_id) : std::string();
 }
 
 }  // namespace embertide

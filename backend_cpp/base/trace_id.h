@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -14,6 +16,18 @@ namespace embertide {
 inline constexpr const char* kTraceparent = "traceparent";
 // Bytes of a traceparent of version 00.
 inline constexpr size_t kTraceparentBytes = 55;
+
+// Views of the text that it was read from, in digits of lowercase hex.
+struct Traceparent {
+  std::string_view trace_id;   // 32 digits, not all 0
+  std::string_view parent_id;  // 16 digits, not all 0
+  uint8_t flags = 0;
+
+  // Whether the caller keeps the trace.
+  bool sampled() const { return (flags & 1) != 0; }
+};
+// nullopt for all that is no traceparent.
+std::optional<Traceparent> ParseTraceparent(std::string_view text);
 
 // Whether a text is a trace-id: 32 digits of lowercase hex, not all 0.
 bool IsTraceId(std::string_view text);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "access/limits.h"
@@ -15,7 +16,7 @@ namespace {
 
 constexpr std::chrono::seconds kSending{10};  // until a caller has taken an answer
 constexpr size_t kInferMethod = 0;            // of kMethods
-constexpr size_t kMaxNameBytes = 128;         // of a model, in the slow log
+constexpr size_t kMaxNameBytes = 128;         // of a model, in the slow log and in spans
 
 grpc::Status Invalid(const std::string& why) { return {grpc::StatusCode::INVALID_ARGUMENT, why}; }
 
@@ -39,12 +40,23 @@ std::string TraceparentOf(const grpc::CallbackServerContext& context) {
   return TraceIdOf(text).empty() ? std::string() : text;
 }
 
-// Returns the trace-id of a request, by its parameter or by metadata.
-std::string TraceOf(const grpc::CallbackServerContext& context,
-                    const inference::ModelInferRequest& head) {
+// Returns the traceparent of a request, by its parameter or by metadata; it may be none.
+std::string TraceparentOf(const grpc::CallbackServerContext& context,
+                          const inference::ModelInferRequest& head) {
   const auto given = head.parameters().find(kTraceparent);
-  return TraceIdOf(given != head.parameters().end() ? given->second.string_param()
-                                                    : TraceparentOf(context));
+  return given != head.parameters().end() ? given->second.string_param() : TraceparentOf(context);
+}
+
+// Returns the first dimension of the first input; 0: there is none.
+int64_t SamplesOf(const inference::ModelInferRequest& head) {
+  const bool shaped = head.inputs_size() > 0 && head.inputs(0).shape_size() > 0;
+  return shaped ? head.inputs(0).shape(0) : 0;
+}
+
+int64_t WallNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
 }
 
 grpc::Status Exhausted(const std::string& why) {
@@ -85,6 +97,7 @@ void InferLane::EndLate() {
 
 InferCall::InferCall(InferLane* lane, grpc::GenericCallbackServerContext* context, Guest guest)
     : lane_(*lane), context_(context), guest_(std::move(guest)) {
+  if (lane_.spans_ != nullptr) begun_ns_ = SteadyNs();
   if (++lane_.at_work_ > lane_.options_.max_calls) {
     Refuse(Refused::kCalls,
            Exhausted(std::to_string(lane_.options_.max_calls) + " requests are at work"));
@@ -143,6 +156,7 @@ void InferCall::OnDone() {
   if (cancelled && code_ == grpc::StatusCode::OK) code_ = grpc::StatusCode::CANCELLED;
   lane_.tally_.AddCall(kInferMethod, code_);
   if (code_ == grpc::StatusCode::OK) NoteStages();
+  if (Spans* const spans = lane_.spans_; spans != nullptr) NoteSpan(spans);
   LetGo();
 }
 
@@ -324,19 +338,47 @@ void InferCall::NoteStages() {
   }
   if (!lane_.slow_.IsSlow(times.whole_us, now)) return;
   const auto& head = message_.head();
-  const bool shaped = head.inputs_size() > 0 && head.inputs(0).shape_size() > 0;
   const auto wall = std::chrono::system_clock::now().time_since_epoch();
   try {
     lane_.slow_.Add(
         {.ended_ms = std::chrono::duration_cast<std::chrono::milliseconds>(wall).count(),
          .model = head.model_name().substr(0, kMaxNameBytes),
-         .samples = shaped ? head.inputs(0).shape(0) : 0,
+         .samples = SamplesOf(head),
          .version = answer_.version,
-         .trace = TraceOf(*context_, head),
+         .trace = TraceIdOf(TraceparentOf(*context_, head)),
          .times = times},
         now);
   } catch (const std::bad_alloc&) {
     return;  // the log lacks one
+  }
+}
+
+void InferCall::NoteSpan(Spans* spans) {
+  try {
+    const bool parsed = message_.parsed();
+    const std::optional<SpanPlace> place = spans->PlaceOf(
+        parsed ? TraceparentOf(*context_, message_.head()) : TraceparentOf(*context_));
+    if (!place) return;
+    const int64_t now_ns = SteadyNs();
+    if (moments_.sent_ns == 0) moments_.sent_ns = now_ns;
+    const int64_t begun_ns = moments_.arrived_ns > 0 ? moments_.arrived_ns : begun_ns_;
+    InferSpan span;
+    span.place = *place;
+    span.version = answer_.version;
+    span.code = code_;
+    span.stage_us = TimesOf(moments_, answer_.stages).us;
+    // A refused one has been through none of the stages, or the first ones.
+    if (moments_.handed_ns == 0) span.stage_us.front() = -1;
+    if (moments_.answered_ns == 0) span.stage_us.back() = -1;
+    span.ended_ns = WallNs();
+    span.began_ns = span.ended_ns - (begun_ns > 0 ? now_ns - begun_ns : 0);
+    if (parsed) {
+      span.model = FirstOf(message_.head().model_name(), kMaxNameBytes);
+      span.samples = SamplesOf(message_.head());
+    }
+    spans->Add(std::move(span));
+  } catch (const std::bad_alloc&) {
+    spans->Drop();
   }
 }
 

@@ -22,6 +22,7 @@
 #include "front/infer_answer.h"
 #include "front/infer_message.h"
 #include "front/slow_log.h"
+#include "front/spans.h"
 #include "front/stages.h"
 #include "front/tally.h"
 
@@ -61,6 +62,9 @@ class InferLane {
   const SlowLog& slow() const { return slow_; }
   // Who hears of each inference that is answered well; null for nobody.
   void SetListener(const StageListener* listener) { listener_ = listener; }
+  // Where spans of inferences go, refused ones among them; null for nowhere. Requires: it outlives
+  // all calls.
+  void SetSpans(Spans* spans) { spans_ = spans; }
 
  private:
   friend class InferCall;
@@ -69,6 +73,7 @@ class InferLane {
   const Admission& admission_;
   Tally& tally_;
   std::atomic<const StageListener*> listener_{nullptr};
+  std::atomic<Spans*> spans_{nullptr};
   SlowLog slow_;
   TRITONSERVER_ResponseAllocator* allocator_ = nullptr;
   Budget budget_;
@@ -113,6 +118,8 @@ class InferCall final : public grpc::ServerGenericBidiReactor {
   void RefuseExpired();
   // Tells the listener and the slow log how long the stages took. Requires: gRPC has the answer.
   void NoteStages();
+  // Adds its span, if it has one. Requires: it has ended with code_.
+  void NoteSpan(Spans* spans);
   // One of those that use it no longer does.
   void LetGo();
 
@@ -135,6 +142,7 @@ class InferCall final : public grpc::ServerGenericBidiReactor {
   bool cancelled_ = false;  // under mutex_
 
   grpc::StatusCode code_ = grpc::StatusCode::UNKNOWN;  // that it ends with
+  int64_t begun_ns_ = 0;  // the headers are here; 0 if nobody wants spans
   Moments moments_;
 
   std::vector<grpc::Slice> tensors_;  // of the answer, as the backend asks for them

@@ -157,7 +157,10 @@ grpc::Status InferMessage::Parse() {
     head.append(reinterpret_cast<const char*>(piece.data()), piece.size());
   }
   head_ = google::protobuf::Arena::CreateMessage<ModelInferRequest>(&arena_);
-  if (!head_->ParseFromString(head)) return Invalid("the message is no ModelInferRequest");
+  if (!head_->ParseFromString(head)) {
+    head_ = nullptr;  // part of it may be there, and no UTF-8
+    return Invalid("the message is no ModelInferRequest");
+  }
   return grpc::Status::OK;
 }
 

@@ -41,7 +41,9 @@ class InferMessage {
   // Requires: Split went well.
   grpc::Status Parse();
 
-  // Without raw_input_contents.
+  bool parsed() const { return head_ != nullptr; }
+
+  // Without raw_input_contents. Requires: parsed.
   const inference::ModelInferRequest& head() const { return *head_; }
   // Raw tensors in their order, each in the pieces it came in.
   size_t raw_tensors() const { return raw_.size(); }

@@ -63,6 +63,7 @@ std::string WhyNot(const std::string& text) {
   grpc::Status status = message.Split(Cut(text, {}));
   if (status.ok()) status = message.Parse();
   EXPECT_TRUE(status.ok() || status.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(message.parsed(), status.ok());
   return status.error_message();
 }
 

@@ -9,14 +9,18 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <memory>
+#include <optional>
 #include <string>
 
+#include "access/address.h"
 #include "base/number.h"
 #include "front/core.h"
 #include "front/http_infer.h"
 #include "front/http_page.h"
 #include "front/metrics.h"
 #include "front/service.h"
+#include "front/spans.h"
 
 namespace embertide::front {
 namespace {
@@ -45,6 +49,9 @@ constexpr const char* kHelp =
     "  --max-calls-of-one N    the same of one caller (0: half)\n"
     "  --max-bytes-of-one N    the same of one caller (0: half)\n"
     "  --max-connections N     more are closed at once (1024)\n"
+    "  --spans-to HOST:PORT    spans of OpenTelemetry to a collector, as OTLP over gRPC in plain\n"
+    "                          text (none)\n"
+    "  --spans-every N         of requests without a traceparent, one in so many has a span (1)\n"
     "  --connection-age-ms N   connections are told to go after so long (0: an hour)\n"
     "  --exit-timeout-s N      for requests at work, once it is told to end (3)\n\n"
     "EMBERTIDE_ADMIN_KEY in the environment is asked for by loads and unloads, as metadata\n"
@@ -59,11 +66,19 @@ struct Options {
   std::string http_infer;
   std::string tls;
   TokenFile::Options tokens;
+  Spans::Options spans;
 };
 
 int Refuse(const std::string& why) {
   std::fprintf(stderr, "embertide_server: %s\n", why.c_str());
   return 2;
+}
+
+bool IsCollector(const std::string& text) {
+  const std::optional<Address> address = SplitAddress(text);
+  uint16_t port = 0;
+  return address && !address->host.empty() && address->host.find('/') == std::string::npos &&
+         ParseNumber(address->port, 1, 65535, &port).empty();
 }
 
 // Sets who may call, by the options. Returns why they are wrong, or nothing.
@@ -88,11 +103,14 @@ std::string SetCallers(Options* options) {
 }
 
 int Serve(const Options& options, const sigset_t& signals) {
+  std::unique_ptr<Spans> spans;
+  if (!options.spans.collector.empty()) spans = std::make_unique<Spans>(options.spans);
   Result<std::unique_ptr<Core>> core = Core::Start(options.core);
   if (!core.ok()) return Refuse(core.status().message());
   Result<std::unique_ptr<Service>> service = Service::Start(options.service, **core);
   if (!service.ok()) return Refuse(service.status().message());
-  Metrics metrics(**core, **service);
+  (*service)->SetSpans(spans.get());
+  Metrics metrics(**core, **service, spans.get());
   std::unique_ptr<HttpPage> page;
   if (!options.http.empty()) {
     Result<std::unique_ptr<HttpPage>> started = HttpPage::Start(
@@ -141,7 +159,7 @@ int Serve(const Options& options, const sigset_t& signals) {
 
 int Run(int argc, char** argv) {
   Options options;
-  static constexpr std::array<option, 23> kOptions = {{
+  static constexpr std::array<option, 25> kOptions = {{
       {"triton", required_argument, nullptr, 't'},
       {"repository", required_argument, nullptr, 'r'},
       {"backends", required_argument, nullptr, 'b'},
@@ -161,6 +179,8 @@ int Run(int argc, char** argv) {
       {"max-calls", required_argument, nullptr, 'C'},
       {"max-bytes", required_argument, nullptr, 'B'},
       {"max-connections", required_argument, nullptr, 'n'},
+      {"spans-to", required_argument, nullptr, 'S'},
+      {"spans-every", required_argument, nullptr, 'E'},
       {"connection-age-ms", required_argument, nullptr, 'a'},
       {"exit-timeout-s", required_argument, nullptr, 'e'},
       {"help", no_argument, nullptr, 'h'},
@@ -228,6 +248,13 @@ int Run(int argc, char** argv) {
       case 'n':
         wrong = ParseNumber(value, 1, 1'000'000, &options.service.max_connections);
         break;
+      case 'S':
+        options.spans.collector = value;
+        if (!IsCollector(value)) wrong = "\"" + value + "\"; give HOST:PORT";
+        break;
+      case 'E':
+        wrong = ParseNumber(value, 1, 1'000'000, &options.spans.every);
+        break;
       case 'a':
         wrong = ParseNumber(value, 0, 3'600'000, &options.service.max_connection_age_ms);
         break;
@@ -247,6 +274,11 @@ int Run(int argc, char** argv) {
   if (!options.core.models.empty() && !options.core.by_name) {
     return Refuse("--model needs --by-name; without both, all models of the repository are loaded");
   }
+  if (options.spans.every > 1 && options.spans.collector.empty()) {
+    return Refuse("--spans-every needs --spans-to: nobody takes the spans");
+  }
+  options.spans.instance = options.service.listen;
+  options.spans.version = EMBERTIDE_VERSION;
   if (options.core.library.empty() || options.core.repository.empty() ||
       options.core.backends.empty() || options.service.listen.empty()) {
     return Refuse("--triton, --repository, --backends and --grpc are needed; see --help");

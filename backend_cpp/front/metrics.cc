@@ -12,7 +12,8 @@ constexpr double kDurationsUs[] = {5,    10,   20,    50,    100,   200,    500,
 
 }  // namespace
 
-Metrics::Metrics(const Core& core, Service& service) : core_(core), service_(service) {
+Metrics::Metrics(const Core& core, Service& service, const Spans* spans)
+    : core_(core), service_(service) {
   const auto counter = [this](const char* name, const char* help) {
     return Family(name, TRITONSERVER_METRIC_KIND_COUNTER, help);
   };
@@ -54,6 +55,13 @@ Metrics::Metrics(const Core& core, Service& service) : core_(core), service_(ser
         std::pair<const char*, uint64_t>("caller_inferences", of_one.calls),
         std::pair<const char*, uint64_t>("caller_bytes", of_one.bytes)}) {
     Add(family, Kind::kGauge, {{"of", of}}, [most = most] { return most; });
+  }
+  if (spans != nullptr) {
+    family = counter("embertide_front_spans_total",
+                     "Spans, by whether the collector took them, or too many waited for it");
+    Add(family, Kind::kCounter, {{"what", "sent"}}, [spans] { return spans->sent(); });
+    Add(family, Kind::kCounter, {{"what", "dropped"}}, [spans] { return spans->dropped(); });
+    Add(family, Kind::kCounter, {{"what", "failed"}}, [spans] { return spans->failed(); });
   }
   whole_us_ = Make(Family("embertide_front_request_us", TRITONSERVER_METRIC_KIND_HISTOGRAM,
                           "From the last byte of a request to its answer's sending"),

@@ -24,8 +24,8 @@ namespace embertide::front {
 
 class Metrics final : public StageListener {
  public:
-  // Requires: both outlive it, and no inference is answered once it ends.
-  Metrics(const Core& core, Service& service);
+  // `spans`: OPTIONAL. Requires: all outlive it, and no inference is answered once it ends.
+  Metrics(const Core& core, Service& service, const Spans* spans);
   ~Metrics();
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;

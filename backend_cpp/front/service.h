@@ -65,6 +65,7 @@ class Service final : public grpc::CallbackGenericService {
   int port() const { return doorway_->port(); }
   const Doorway& doorway() const { return *doorway_; }
   const InferLane& inferences() const { return inferences_; }
+  void SetSpans(Spans* spans) { inferences_.SetSpans(spans); }
   void SetStageListener(const StageListener* listener) { inferences_.SetListener(listener); }
   const ServiceOptions& options() const { return options_; }
   const Tally& tally() const { return tally_; }
