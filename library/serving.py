@@ -117,6 +117,8 @@ def serve(
     front_tls: Path | str | None = None,
     front_tokens: Path | str | None = None,
     known_callers: bool = False,
+    spans_to: str | None = None,
+    spans_every: int = 1,
     start_timeout_s: float = 3600.0,
     silent_s: float = DEFAULT_S,
 ) -> Served:
@@ -150,6 +152,9 @@ def serve(
         front_tokens: File of lines ROLE[@MODEL][/NAME]:TOKEN, read again when it changes: callers
             may show a token.
         known_callers: Answer readers and operators alone, by certificate or token.
+        spans_to: URL of a collector that takes spans of OpenTelemetry, as http://HOST:4317; with
+            front "triton", as http://HOST:4318/v1/traces. None: no spans.
+        spans_every: Of requests without a traceparent, one in so many has a span.
         start_timeout_s: That loading may take.
         silent_s: A server that is ready, and then answers nobody for so long, is ended and started
             again; 0: never. One that is loading or busy is left alone.
@@ -192,6 +197,8 @@ def serve(
                     tls=None if front_tls is None else Path(front_tls),
                     tokens=None if front_tokens is None else Path(front_tokens),
                     known_callers=known_callers,
+                    spans_to=spans_to,
+                    spans_every=spans_every,
                     host=host,
                     grpc_port=ports[0],
                     http_port=http_port,

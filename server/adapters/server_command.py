@@ -28,6 +28,7 @@ GRPC_ADMIN_HEADER = f"triton-grpc-protocol-{ADMIN_HEADER}"
 # scores need none of them.
 _OPERATORS_APIS = "model-repository,shared-memory,trace,logging"
 _PROGRAM = "embertide_server"
+_OTLP_GRPC_PORT = 4317
 # tritonserver makes headers that match it parameters of the request; ours does so by itself.
 _TRACE_HEADER = "(?i)traceparent"
 
@@ -81,7 +82,8 @@ class ServerOptions:
     # Front `own` alone: the most of one caller at once; None: half of what all have.
     caller_calls: int | None = None
     caller_bytes: int | None = None
-    # Front `triton` alone: URL of a collector that takes spans as OTLP over HTTP; None: no spans.
+    # URL of a collector that takes spans as OTLP, of front `own` over gRPC and of `triton` over
+    # HTTP; None: no spans.
     spans_to: str | None = None
     spans_every: int = 1  # of requests without a traceparent, one in so many has spans
     # Connections of gRPC are ended so long after they were made, when no call is at work, so that
@@ -178,6 +180,14 @@ def _of_callers(options: ServerOptions) -> list[str]:
     ]
 
 
+def _own_spans(options: ServerOptions) -> list[str]:
+    if options.spans_to is None:
+        return []
+    parts = urllib.parse.urlsplit(options.spans_to)
+    collector = join_address(parts.hostname or "", parts.port or _OTLP_GRPC_PORT)
+    return [f"--spans-to={collector}", f"--spans-every={options.spans_every}"]
+
+
 def _own_arguments(
     options: ServerOptions, installation: Installation, own_socket: Path | None
 ) -> list[str]:
@@ -193,6 +203,7 @@ def _own_arguments(
         *([] if options.http_port is None else [f"--http-infer={json_address}"]),
         *([f"--connection-age-ms={age_ms}"] if age_ms is not None else []),
         *([f"--own-socket={own_socket}"] if own_socket is not None else []),
+        *_own_spans(options),
         *_of_callers(options),
         *(["--by-name"] if options.explicit else []),
         *(f"--model={model}" for model in options.models),
@@ -225,14 +236,17 @@ def _check_callers(options: ServerOptions) -> None:
         )
 
 
-def _is_collector(url: str) -> bool:
+def _collector_path(url: str) -> str | None:
+    """Return the path of a collector's URL; None: it is none."""
     try:
         parts = urllib.parse.urlsplit(url)
         port = parts.port
     except ValueError:
-        return False
+        return None
     plain = url.isascii() and url.isprintable() and not set(url) & set(" ,@?#")
-    return plain and parts.scheme == "http" and bool(parts.hostname and parts.path) and port != 0
+    if not plain or parts.scheme != "http" or not parts.hostname or port == 0:
+        return None
+    return parts.path.removesuffix("/")
 
 
 def _check_spans(options: ServerOptions) -> None:
@@ -243,16 +257,29 @@ def _check_spans(options: ServerOptions) -> None:
                 "both, or neither"
             )
         return
-    if not _is_collector(options.spans_to):
-        raise TritonError(
-            f"--spans-to {without_secrets(options.spans_to)!r} is no place that spans can be sent "
-            "to: give the URL of a collector that takes OTLP over plain HTTP, as "
-            "http://HOST:4318/v1/traces"
+    path = _collector_path(options.spans_to)
+    shown = repr(without_secrets(options.spans_to))
+    own = options.front == "own"
+    if path is None:
+        form = (
+            "gRPC in plain text, as http://HOST:4317"
+            if own
+            else "plain HTTP, as http://HOST:4318/v1/traces"
         )
-    if options.front == "own":
         raise TritonError(
-            "--spans-to: our own front end makes no spans, Triton's does; serve by --front triton, "
-            "or leave it out and find requests by `embertide slow --trace ID`"
+            f"--spans-to {shown} is no place that spans can be sent to: give the URL of a "
+            f"collector that takes OTLP over {form}"
+        )
+    if own and path:
+        raise TritonError(
+            f"--spans-to {shown} has a path, as OTLP over HTTP has: our own front end sends OTLP "
+            "over gRPC; give http://HOST:4317, where most collectors take it, or serve by "
+            "--front triton"
+        )
+    if not own and not path:
+        raise TritonError(
+            f"--spans-to {shown} has no path, as OTLP over gRPC: tritonserver's own front end "
+            "sends OTLP over HTTP; give http://HOST:4318/v1/traces, or serve by --front own"
         )
 
 

@@ -255,14 +255,15 @@ def command(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Collector that takes spans of OpenTelemetry, as http://HOST:4318/v1/traces: each "
-            "request has them, below the span of its caller. With --front triton alone.",
+            help="Collector that takes spans of OpenTelemetry, one for each request, below that of "
+            "its caller: over gRPC, as http://HOST:4317; with --front triton over HTTP, as "
+            "http://HOST:4318/v1/traces.",
         ),
     ] = None,
     spans_every: Annotated[
         int,
         typer.Option(
-            help="Of requests without a traceparent, one in so many has spans.",
+            help="Of requests without a traceparent, one in so many has a span.",
             min=1,
             max=1_000_000,
         ),

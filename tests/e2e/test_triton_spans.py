@@ -80,7 +80,7 @@ def test_spans_have_the_trace_of_the_caller(
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (("--spans-to", "http://collector:4318/v1/traces"), "serve by --front triton"),
+        (("--spans-to", "http://collector:4318/v1/traces"), "give http://HOST:4317"),
         (("--spans-every", "5"), "there are no spans without --spans-to"),
     ],
 )
