@@ -25,7 +25,7 @@ if __name__ == "__main__":
         parts.main(
             "bench.learns",
             "Learning",
-            ("leaks", "priors", "presets", "fresh", "prune"),
+            ("leaks", "priors", "presets", "fresh", "served", "prune"),
             __doc__,
             _options(),
             usual=("leaks", "priors"),
