@@ -20,7 +20,7 @@ from shopping import HEADS, NEWS_CONFIG, Shopping, tasks_of
 from embertide.trainer.config import CorrectionConfig, LocalSGD, RunConfig
 from embertide.trainer.data.generator import NewsSource
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.model.correction import Correction
+from embertide.trainer.model.correction import HALF_LIVES, Correction
 from embertide.trainer.model.export import named_tensors
 from embertide.trainer.model.learner import Learner
 from embertide.trainer.model.own import check_program
@@ -32,6 +32,7 @@ from embertide.trainer.run.loop import Trainer
 
 STEP = RunConfig(model=model(top_sees_embeddings=True), ddr_budget_bytes=8 << 20)
 CORRECTED = dataclasses.replace(STEP, correction=CorrectionConfig(half_life=2000))
+CHOSEN = CorrectionConfig(half_life=0, bound=3.0)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -99,6 +100,78 @@ def test_a_resumed_one_is_the_same() -> None:
     assert whole.offset_H[0] != 0
 
 
+def moving(events: int, period: int, seed: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Yield labels and log odds that do not know how the rate moves: by 1.2 up, or down."""
+    rng = np.random.default_rng(seed)
+    for n in range(events // 100):
+        logit_B = rng.normal(-1, 0.5, 100)
+        away = 1.2 * (-1) ** (n * 100 // period) if period else 0
+        yield (rng.random(100) < 1 / (1 + np.exp(-logit_B - away))).astype(np.float32), logit_B
+
+
+@pytest.mark.parametrize(
+    ("period", "lengths"), [(1_000, {100, 300}), (20_000, {300, 1_000, 3_000}), (0, {0, 100_000})]
+)
+def test_the_run_chooses_how_long_it_remembers(period: int, lengths: set[int]) -> None:
+    """And no choice made before would have given scores much less loss: what it gave is counted."""
+    chosen = Correction(CHOSEN, 1)
+    alone = {0: None} | {
+        each: Correction(CorrectionConfig(half_life=each, bound=3.0), 1) for each in HALF_LIVES
+    }
+    loss = dict.fromkeys([-1, *alone], 0.0)
+    for n, (label_B, logit_B) in enumerate(moving(100_000, period, 4)):
+        for name, each in {-1: chosen, **alone}.items():
+            offset = 0.0 if each is None else float(each.offset_H[0])
+            score_B = (1 / (1 + np.exp(-logit_B - offset))).astype(np.float32)
+            if n >= 100:
+                loss[name] -= float(np.where(label_B, np.log(score_B), np.log1p(-score_B)).sum())
+            if each is not None:
+                each.add(label_B, score_B, None)
+    assert chosen.half_lives[0][0] in lengths
+    best = min(loss[each] for each in alone)
+    assert loss[-1] < best * 1.001
+    assert period == 0 or loss[-1] < 0.98 * loss[0]
+
+
+def test_a_version_gets_what_is_best_for_as_long_as_it_serves() -> None:
+    """A rate that has moved twice by the next version is better left alone."""
+    seldom, often = Correction(CHOSEN, 1), Correction(CHOSEN, 1)
+    for n, (label_B, logit_B) in enumerate(moving(60_000, 1_000, 5)):
+        for each, every in ((seldom, 77), (often, 1)):
+            score_B = 1 / (1 + np.exp(-logit_B - each.offset_H[0]))
+            each.add(label_B, score_B.astype(np.float32), None)
+            if n % every == 0:
+                each.version_goes_out()
+    assert often.half_lives == ([100], [100])
+    assert often.served_H == often.offset_H
+    assert seldom.half_lives[0] == [100]
+    assert seldom.half_lives[1][0] in (0, 30_000, 100_000)
+    assert abs(seldom.served_H[0]) < 0.3
+
+
+def test_one_that_chooses_resumes_exactly_and_begins_with_none_after_another_kind() -> None:
+    whole, resumed = Correction(CHOSEN, 2), Correction(CHOSEN, 2)
+    parts = zip(moving(4_000, 500, 6), moving(4_000, 0, 7), strict=True)
+    for n, ((one_B, _), (other_B, _)) in enumerate(parts):
+        if n == 17:
+            resumed.load(json.loads(json.dumps(whole.state())))
+        for each in (whole, resumed) if n >= 17 else (whole,):
+            each.add(np.stack([one_B, other_B], 1), np.full((100, 2), 0.3, np.float32), None)
+            if n % 5 == 0:
+                each.version_goes_out()
+    assert resumed.state() == whole.state()
+    assert (resumed.offset_H == whole.offset_H).all()
+
+    before = {"sums": [[3.0], [2.0], [9.0], [1.5]], "offset": [0.25]}  # of a build with one
+    one, choosing = Correction(CorrectionConfig(), 1), Correction(CHOSEN, 1)
+    one.load(before)
+    choosing.load(before)
+    assert one.offset_H == one.served_H == 0.25
+    assert choosing.offset_H == choosing.served_H == 0
+    choosing.load(one.state())
+    assert choosing.state() == Correction(CHOSEN, 1).state()
+
+
 def test_scores_have_the_correction_from_before_their_labels_and_the_net_learns_without() -> None:
     plain, corrected = Learner(STEP), Learner(CORRECTED)
     assert corrected.correction is not None
@@ -121,10 +194,13 @@ def test_scores_have_the_correction_from_before_their_labels_and_the_net_learns_
     assert "correction_H" not in named_tensors(plain.served)
 
 
-def test_a_killed_run_ends_with_the_same_correction_and_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("half_life", [200, 0])
+def test_a_killed_run_ends_with_the_same_correction_and_bytes(
+    tmp_path: Path, half_life: int
+) -> None:
     run = RunConfig(
         model=dataclasses.replace(news_model(), heads=HEADS),
-        correction=CorrectionConfig(half_life=200),
+        correction=CorrectionConfig(half_life=half_life),
         batch_size=24,
         publish_every_s=600,
         snapshot_every=1,
@@ -135,7 +211,7 @@ def test_a_killed_run_ends_with_the_same_correction_and_bytes(tmp_path: Path) ->
     again = train(run, Shopping(), killed)
     assert whole.learner.correction is not None
     assert again.learner.correction is not None
-    assert all(whole.learner.correction.offset_H)
+    assert all(whole.learner.correction.offset_H) or half_life == 0  # that begins with none
     assert again.learner.correction.state() == whole.learner.correction.state()
     for name, value in named_tensors(whole.learner.served).items():
         assert value.equal(named_tensors(again.learner.served)[name]), name
@@ -172,8 +248,8 @@ def test_ranks_have_one_correction(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="bound is 0; give"):
         CorrectionConfig(bound=0)
-    with pytest.raises(ValueError, match="half_life is 0; give"):
-        CorrectionConfig(half_life=0)
+    with pytest.raises(ValueError, match="half_life is -1; give"):
+        CorrectionConfig(half_life=-1)
     with pytest.raises(ConfigurationError, match="correction"):
         check_supported(dataclasses.replace(CORRECTED, sync=LocalSGD(every=2)))
 

@@ -158,6 +158,7 @@ def plan_of(given: Input, asked: Asked, name: str | None, output: Path) -> Plan:
     run = RunConfig(
         model=defaults.model_of(name, schema, expected, missing),
         optimizer=defaults.rates(),
+        correction=defaults.correction(),
         batch_size=defaults.batch_size(rows),
         warmup_events=max(1, min(50_000, rows // 10)),
         publish_every_s=schedule.publish_every_s,

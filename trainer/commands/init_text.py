@@ -20,7 +20,7 @@ _HOUR_S = 3600
 _COLUMNS = 70  # of a line of numbers
 # Settings that the file says anyhow.
 _SAID_OF_MODEL = ("name", "tables", "features", "dense")
-_SAID = ("model", "optimizer", "publish_every_s", "snapshot_every")
+_SAID = ("model", "optimizer", "correction", "publish_every_s", "snapshot_every")
 
 
 def run_text(plan: Plan, title: str) -> str:
@@ -67,6 +67,7 @@ def _head(plan: Plan, title: str) -> Iterator[str]:
     yield python_comment(f"Over {title}.")
     names = {"ModelConfig", "TableConfig", "FeatureConfig", "OptimizerConfig", "RunConfig"}
     names |= {"DenseConfig"} if plan.run.model.dense else set()
+    names |= {"CorrectionConfig"} if plan.run.correction is not None else set()
     yield "from embertide.config import ("
     yield from (f"    {name}," for name in sorted(names))
     yield ")"
@@ -165,6 +166,9 @@ def _run(plan: Plan) -> Iterator[str]:
     yield from (f"        {line}," for line in changed(model, _SAID_OF_MODEL))
     yield "    ),"
     yield f"    optimizer={brief(run.optimizer)},"
+    if run.correction is not None:
+        yield "    # Scores follow a label rate that moves; how quickly, the run finds out (0)."
+        yield f"    correction={brief(run.correction)},"
     yield from (f"    {line}," for line in changed(run, _SAID))
     yield f"    # {_every(plan)}"
     yield f"    publish_every_s={run.publish_every_s},"

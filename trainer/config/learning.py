@@ -127,7 +127,8 @@ class CorrectionConfig:
 
     Attributes:
         half_life: Events in which what was seen counts half: shorter follows a label rate that
-            moves sooner, and is moved more by chance. As many as have some hundreds of positives.
+            moves sooner, and is moved more by chance. As many as have some hundreds of positives;
+            0: the run chooses, from 100 to 100,000 events or no correction at all, by the log loss.
         bound: The most that is added to a logit, or taken from it: 0.7 doubles or halves small
             scores.
     """
@@ -137,8 +138,11 @@ class CorrectionConfig:
 
     def __post_init__(self) -> None:
         """Refuse what corrects nothing."""
-        if self.half_life < 1:
-            raise ValueError(f"correction: half_life is {self.half_life}; give 1 event or more")
+        if self.half_life < 0:
+            raise ValueError(
+                f"correction: half_life is {self.half_life}; give 1 event or more, or 0: the run"
+                " chooses"
+            )
         if not 0 < self.bound < math.inf:
             raise ValueError(f"correction: bound is {self.bound}; give a number above 0")
 

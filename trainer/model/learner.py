@@ -468,7 +468,7 @@ class Learner:
             scores = served
         if self.correction is not None:
             labels = ready.batch.labels(self.run.model.outputs)
-            self.correction.add(labels, scores.numpy(), ready.batch.weight_B)
+            self.correction.add(labels, scores.numpy(), ready.batch.weight_B, self._offset_H)
             self._serve_correction()
         return Learned(scores.numpy(), missing)
 
@@ -480,12 +480,18 @@ class Learner:
         return scores.cpu().reshape(self._shape_of(len(part)))
 
     def _corrected(self, logits: Tensor) -> Tensor:
-        """Return logits as they are served."""
-        return logits + self.served.get_buffer("correction_H") if self.correction else logits
+        """Return logits with the correction of events that are about to be learned."""
+        return logits if self.correction is None else logits + torch.from_numpy(self._offset_H)
+
+    @property
+    def _offset_H(self) -> NDArray[np.float32]:
+        """The correction of such events: with pruning, whose loss is measured, that of versions."""
+        assert self.correction is not None
+        return self.correction.offset_H if self.unpruned is None else self.correction.served_H
 
     def _serve_correction(self) -> None:
         assert self.correction is not None
-        self.served.get_buffer("correction_H").copy_(torch.from_numpy(self.correction.offset_H))
+        self.served.get_buffer("correction_H").copy_(torch.from_numpy(self.correction.served_H))
 
     def count(self, batch: Batch) -> None:
         """Count the events of a batch for the tables that count; `learn` has done it."""
@@ -607,6 +613,8 @@ class Learner:
         To be called when a version ends, and not within one: so training sees the counts that
         serving gives between this version and the next.
         """
+        if self.correction is not None:
+            self.correction.version_goes_out()
         if self.origin_ms is None:
             return
         beside = None if self.unpruned is None else self.unpruned.rows

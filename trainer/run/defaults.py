@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from embertide.trainer.config import (
+    CorrectionConfig,
     DenseConfig,
     DenseStep,
     FeatureConfig,
@@ -167,6 +168,14 @@ def rates() -> OptimizerConfig:
     a frequent label (docs/results/learns.md).
     """
     return OptimizerConfig(initial_accumulator=1e-6)
+
+
+def correction() -> CorrectionConfig:
+    """Return the running correction of an unknown input, whose label rate may move within a day.
+
+    Where it does not, the run finds that none is best. The bound is twenty times the odds.
+    """
+    return CorrectionConfig(half_life=0, bound=3.0)
 
 
 def batch_size(events: int) -> int:
