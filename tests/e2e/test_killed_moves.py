@@ -33,7 +33,7 @@ ABORTED = control_pb2.OPERATION_STATE_ABORTED
 TAKEN_BACK = 5  # OperationRecord.step
 BUCKETS = 3  # that a case moves
 LOOKS_FOR_S = 0.3  # at what must not change: six ticks of the control plane
-_AIMS = 5  # a state that is over in a moment is aimed at so often
+_AIMS = 20  # a state that is over in a moment is aimed at so often, on a machine with other work
 
 
 class State(enum.Enum):
