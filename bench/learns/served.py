@@ -15,15 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
-import numpy as np
-import pyarrow.parquet as parquet
-
 from bench import report
 from bench.learns.presets import DAYS, FIRST_SEED, news_of
 from bench.report import CONSOLE
 from bench.servers import BUILD, BenchError
 from bench.train.quality import CROSSED
-from bench.train.runs import mean_row
+from bench.train.runs import DAY_S, mean_row
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
@@ -48,9 +45,9 @@ _CLAIM = "H.7"
 _BAR = 0.905
 _EVERY_S, _BATCH = 60, 128
 _SNAPSHOT_EVERY = 1440  # versions: a day's
-_DAY_MS = 86_400_000
 _NODES = 2
 _PATIENCE_S = 60.0
+_LOOK_S = 0.001  # between looks for a version: some 8,640 are waited for
 _MODEL = "news"
 
 
@@ -109,7 +106,7 @@ class Nodes:
             except VersionNotHeldError as error:
                 if time.monotonic() > ends_s:
                     raise BenchError(f"version {version} is at no node: {error}") from error
-                time.sleep(0.001)
+                time.sleep(_LOOK_S)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -138,7 +135,7 @@ class Lockstep:
         self._batch = next(self._batches)
         self._trainer, self._bus, self._folder = trainer, bus, folder
         self._nodes: Nodes | None = None  # until the first day that counts
-        self._first, self._at, self._day = _first_of(path, DAYS[0]), 0, -1
+        self._at, self._day = 0, -1
         self.scored = Scored(prequential=Prequential())
 
     def __enter__(self) -> Self:
@@ -154,12 +151,14 @@ class Lockstep:
         """Have all before index `end` scored."""
         while self._at < end:
             batch = self._batch
-            if (day := int(batch.ts_ms_B[0]) // _DAY_MS) != self._day:
-                self._day = day
-                CONSOLE.print(f"day {day}; served so far: {self.scored.prequential.daily()}")
             last = min(end, batch.first + len(batch))
-            if self._at >= self._first:
-                self._score(take(batch, self._at - batch.first, last - batch.first))
+            part = take(batch, self._at - batch.first, last - batch.first)
+            day = int(part.ts_ms_B[0]) // (1000 * DAY_S)
+            if day != self._day:
+                CONSOLE.print(f"day {day}; served so far: {self.scored.prequential.daily()}")
+                self._day = day
+            if day >= DAYS[0]:
+                self._score(part)
             self._at = last
             if last == batch.first + len(batch):
                 self._batch = next(self._batches, batch)
@@ -191,14 +190,6 @@ def served(run: RunConfig, path: Path, events: int | None, folder: Path) -> Scor
     return gate.scored
 
 
-def _first_of(path: Path, day: int) -> int:
-    """Return the index of the first event of a day of the file."""
-    schema = open_events(str(path)).schema
-    ts_N = parquet.read_table(path, columns=[schema.ts])[0].to_numpy().astype(np.int64)
-    day_N = ts_N * schema.ts_unit_ms // _DAY_MS
-    return int(np.searchsorted(day_N, day_N[0] + day))
-
-
 def run(given: argparse.Namespace) -> Iterator[report.Row]:
     """Yield the AUC of what nodes served, the oldest answer, and failed requests."""
     stream = news_of(given)
@@ -214,7 +205,7 @@ def run(given: argparse.Namespace) -> Iterator[report.Row]:
         with tempfile.TemporaryDirectory(dir=BUILD) as folder:
             found = served(settings, stream.path, given.events, Path(folder))
         daily = found.prequential.daily()
-        auc.append(float(np.mean(list(daily.values()))))
+        auc.append(found.prequential.mean_daily(*DAYS))
         ages_s.append(found.age_ms / 1000)
         failed.append(float(found.failed))
         days = ", ".join(f"{day}: {each:.4f}" for day, each in daily.items())
