@@ -65,6 +65,40 @@ def test_ratings_by_user_become_a_run_in_order_of_time(tmp_path: Path) -> None:
     assert 2 <= versions <= 5  # of some thousands of events each, not one for ten minutes
 
 
+def clicks_of_days(path: Path, days: int, rows: int = 12_000) -> Path:
+    """Write clicks whose clock tells the day alone, not in its order."""
+    rng = np.random.default_rng(5)
+    day_N = np.datetime64("2024-01-01") + rng.integers(0, days, rows)
+    table = {
+        "user": rng.integers(0, 500, rows),
+        "day": day_N.astype("datetime64[ms]"),
+        "click": rng.integers(0, 2, rows),
+    }
+    pq.write_table(pa.table(table), path)
+    return path
+
+
+def test_a_clock_that_would_make_steps_of_a_thousand_rows_is_none(tmp_path: Path) -> None:
+    """Ten days of 1,200 rows: as a clock, that is ten steps in all."""
+    done = init(clicks_of_days(tmp_path / "clicks.parquet", days=10), tmp_path / "run.py")
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.output.split())
+    assert "day is too coarse for a clock: rows of one time are learned at once, 1,2" in said
+    given = load(tmp_path / "run.py")
+    assert given.source is not None
+    assert given.source.schema.ts is None
+    sizes = [len(batch) for batch in given.source.batches(batch_size=given.run.batch_size)]
+    assert (sum(sizes), max(sizes)) == (12_000, 64)
+
+
+def test_a_clock_of_many_days_is_one(tmp_path: Path) -> None:
+    done = init(clicks_of_days(tmp_path / "clicks.parquet", days=100), tmp_path / "run.py")
+    assert done.exit_code == 0, done.output
+    given = load(tmp_path / "run.py")
+    assert given.source is not None
+    assert given.source.schema.ts == "day"
+
+
 def test_rows_without_a_time_are_counted_and_not_dated(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     columns = {"color": rng.choice(["red", "blue"], 9000), "weight": rng.normal(0, 1, 9000)}

@@ -225,6 +225,21 @@ def test_outliers_decide_nothing_about_a_clock() -> None:
             assert facts.begins_outside == (at == 0 and odd < 1e9)
 
 
+@hypothesis.given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=20),
+    st.lists(st.integers(0, 300), max_size=4),
+)
+def test_a_clock_says_how_many_rows_share_a_time(
+    runs: list[tuple[int, int]], cuts: list[int]
+) -> None:
+    size_R = [size for _, size in runs]
+    value_N = np.cumsum([1.0 + step for step, _ in runs]).repeat(size_R)
+    pieces = np.split(value_N, sorted(cut for cut in cuts if cut < len(value_N)))
+    facts = survey(lambda: iter(pieces), 1000.0, is_number=True)
+    assert facts.group == max(size_R)
+    assert facts.together == pytest.approx(np.square(size_R).sum() / sum(size_R))
+
+
 @pytest.mark.parametrize(
     "value_N",
     [

@@ -41,6 +41,7 @@ MAX_SORTED_ROWS = 20_000_000
 
 _DAY_S = 86_400
 _HOUR_S = 3600
+_STEPS_OF_A_TIME = 16  # that rows of one time would be, if time did not keep them together
 _MAX_JUMP_S = 30 * _DAY_S
 
 
@@ -114,6 +115,7 @@ def plan_of(given: Input, asked: Asked, name: str | None, output: Path) -> Plan:
     notes += said
     with _named(given.title):
         _check_kept(found)
+    batch_size = defaults.batch_size(rows)
     ts, clock = found.named("time"), None
     if ts is not None:
         by_name = {each.facts.name: each.facts for each in found.choices}
@@ -133,6 +135,13 @@ def plan_of(given: Input, asked: Asked, name: str | None, output: Path) -> Plan:
             notes.append(
                 f"{clock.group:,} rows have one {terminal_text(ts)}, more than the {MAX_GROUP:,} "
                 "that may be learned as one: the order of rows is time"
+            )
+            found, ts, clock = _without_time(found), None, None
+        elif clock.together > _STEPS_OF_A_TIME * batch_size:
+            notes.append(
+                f"{terminal_text(ts)} is too coarse for a clock: rows of one time are learned at "
+                f"once, {clock.together:,.0f} of them in the mean, up to {clock.group:,}; so their "
+                "order is time"
             )
             found, ts, clock = _without_time(found), None, None
     if clock is None or ts is None:
@@ -159,7 +168,7 @@ def plan_of(given: Input, asked: Asked, name: str | None, output: Path) -> Plan:
         model=defaults.model_of(name, schema, expected, missing),
         optimizer=defaults.rates(),
         correction=defaults.correction(),
-        batch_size=defaults.batch_size(rows),
+        batch_size=batch_size,
         warmup_events=max(1, min(50_000, rows // 10)),
         publish_every_s=schedule.publish_every_s,
         snapshot_every=schedule.snapshot_every,

@@ -35,6 +35,7 @@ class TimeFacts:
         backwards: Rows whose value is smaller than one before them, outliers apart.
         gap: Longest step forward.
         group: Most rows in a row of one value.
+        together: Rows in a row of a row's value, in the mean over all rows.
         is_number: Whether the column has numbers, whose unit it does not tell.
         outliers: Rows whose time lies far from all others.
         outlier: Row and value of the first of them.
@@ -48,6 +49,7 @@ class TimeFacts:
     backwards: int
     gap: float
     group: int
+    together: float
     is_number: bool
     outliers: int = 0
     outlier: tuple[int, float] = (0, math.nan)
@@ -120,7 +122,7 @@ def survey(read: Callable[[], Iterator[Floats]], unit_ms: float, *, is_number: b
 
 
 def _figures(pieces: Iterator[Floats], low: float, high: float, is_number: bool) -> TimeFacts:
-    rows = missing = outliers = backwards = group = run = 0
+    rows = missing = outliers = backwards = group = run = pairs = 0
     first, last, gap, latest = math.inf, -math.inf, 0.0, -math.inf
     outlier, begins_outside = (0, math.nan), False
     for piece_N in pieces:
@@ -146,8 +148,11 @@ def _figures(pieces: Iterator[Floats], low: float, high: float, is_number: bool)
         gap = max(gap, float(steps_N.max()) if len(steps_N) else 0.0)
         edges = np.flatnonzero(np.append(True, np.diff(value_N) != 0))
         sizes = np.diff(np.append(edges, len(value_N)))
-        sizes[0] += run if value_N[0] == latest else 0
+        if value_N[0] == latest:
+            sizes[0] += run
+            pairs -= run * run
         group, run = max(group, int(sizes.max())), int(sizes[-1])
+        pairs += int((sizes * sizes).sum())
         latest = float(high_N[-1])
     return TimeFacts(
         rows=rows,
@@ -157,6 +162,7 @@ def _figures(pieces: Iterator[Floats], low: float, high: float, is_number: bool)
         backwards=backwards,
         gap=gap,
         group=group,
+        together=pairs / max(1, rows - missing - outliers),
         is_number=is_number,
         outliers=outliers,
         outlier=outlier,
