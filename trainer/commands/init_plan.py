@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from embertide._common.quoting import check_name, shown, terminal_text, without_secrets
 from embertide.trainer.config import RunConfig
+from embertide.trainer.data.alike import MAX_EVENTS, QUICK_STEPS, alike
 from embertide.trainer.data.base import MAX_GROUP, EventSchema, EventTimes
 from embertide.trainer.data.clock import TimeFacts
 from embertide.trainer.data.columns import (
@@ -31,7 +32,7 @@ from embertide.trainer.data.columns import (
 )
 from embertide.trainer.data.files import matching_files
 from embertide.trainer.data.guess import Asked, Guess, check_names, feature_name, guess
-from embertide.trainer.data.leaks_of_table import table_notes, without_leaks
+from embertide.trainer.data.leaks_of_table import labels_of, table_notes, without_leaks
 from embertide.trainer.data.texts import Kind
 from embertide.trainer.errors import ConfigurationError, DataError
 from embertide.trainer.run import defaults
@@ -116,7 +117,7 @@ def plan_of(given: Input, asked: Asked, name: str | None, output: Path) -> Plan:
     with _named(given.title):
         _check_kept(found)
     batch_size = defaults.batch_size(rows)
-    ts, clock = found.named("time"), None
+    ts, clock, kind = found.named("time"), None, None
     if ts is not None:
         by_name = {each.facts.name: each.facts for each in found.choices}
         kind = _clock_kind(by_name[ts])
@@ -164,9 +165,19 @@ def plan_of(given: Input, asked: Asked, name: str | None, output: Path) -> Plan:
     expected = {each.facts.name: each.facts.expected for each in found.choices}
     missing = [each.facts.name for each in found.choices if each.facts.missing]
     name = _name_of(paths[0]) if name is None else check_name("--name", name)
+    likeness = _likeness(files, found, ts, kind, batch_size)
+    quick = likeness >= QUICK_STEPS
+    if likeness:
+        rate = ", at twice the rate" if quick else ""
+        notes.append(
+            f"labels of events that follow each other are alike ({likeness:.2f} more than of those "
+            f"nearby): rows learn in steps of {defaults.FEW_EVENTS}, not {batch_size}{rate}; it "
+            "takes longer, up to six times"
+        )
+        batch_size = defaults.FEW_EVENTS
     run = RunConfig(
         model=defaults.model_of(name, schema, expected, missing),
-        optimizer=defaults.rates(),
+        optimizer=defaults.rates(quick=quick),
         correction=defaults.correction(),
         batch_size=batch_size,
         warmup_events=max(1, min(50_000, rows // 10)),
@@ -238,6 +249,21 @@ def _look(files: Files, asked: Asked) -> tuple[Sample, list[ColumnFacts], int]:
                 type=each.type,
             )
     return sample, [found[name] for name in dict.fromkeys(names)], rows
+
+
+def _likeness(
+    files: Files, found: Guess, ts: str | None, kind: Kind | None, batch_size: int
+) -> float:
+    """Look at the first labels, in the order of events: rows may have been sorted meanwhile."""
+    label = found.named("label")
+    assert label is not None
+    table = read_rows(files, MAX_EVENTS, [label, *([] if ts is None else [ts])])
+    there_N, label_N = labels_of(table.column(label), found.positive)
+    ts_N = np.arange(len(table), dtype=np.float64)
+    if ts is not None:
+        ts_N = time_values(table.column(ts), kind)
+    sizes = (batch_size, defaults.FEW_EVENTS)
+    return max(alike(label_N[there_N], ts_N[there_N], size) for size in sizes)
 
 
 def _clock_kind(column: ColumnFacts) -> Kind | None:

@@ -41,7 +41,7 @@ def table_notes(table: pa.Table, found: Guess, rows: int) -> list[ColumnNote]:
         rows: Rows of the whole input.
     """
     by_role = {each.role: each.facts.name for each in found.choices}
-    there_N, label_N = _labels(table.column(by_role["label"]), found.positive)
+    there_N, label_N = labels_of(table.column(by_role["label"]), found.positive)
     there = np.flatnonzero(there_N)
     kept = there[kept_rows(label_N[there_N], there)]
     sampled = table.take(pa.array(kept))
@@ -98,15 +98,20 @@ def _reason(note: ColumnNote) -> str:
     return f"it alone tells the label, AUC {note.auc:.4f}"
 
 
-def _labels(column: Any, positive: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which rows have a label, and whether it is 1."""
+def labels_of(column: Any, positive: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which rows have a label, and whether it is 1.
+
+    Args:
+        column: The label's; its texts are numbers, unless `positive` names a text.
+        positive: Which values are 1; empty: all but 0.
+    """
     array = plain(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
     if positive and Positive.of(positive).is_text:
         words = _words(array)
         there = pc.is_valid(words).to_numpy(zero_copy_only=False)
         text_N = np.asarray(pc.fill_null(words, b"").to_pylist(), np.object_)
         return there, Positive.of(positive).holds(text_N)
-    value_N = time_values(array)
+    value_N = time_values(array, "float")
     there_N = ~np.isnan(value_N)
     if not positive:
         return there_N, np.asarray(value_N != 0) & there_N
