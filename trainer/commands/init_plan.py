@@ -172,7 +172,7 @@ def plan_of(given: Input, asked: Asked, name: str | None, output: Path) -> Plan:
         notes.append(
             f"labels of events that follow each other are alike ({likeness:.2f} more than of those "
             f"nearby): rows learn in steps of {defaults.FEW_EVENTS}, not {batch_size}{rate}; it "
-            "takes longer, up to six times"
+            "takes longer, up to seven times"
         )
         batch_size = defaults.FEW_EVENTS
     run = RunConfig(
