@@ -26,10 +26,11 @@ def _measure(given: argparse.Namespace) -> Iterator[report.Row]:
     if unknown := [name for name in given.sets if name not in names]:
         raise BenchError(f"there is no set {unknown[0]!r}; there are {', '.join(names)}")
     seeds = (1,) if given.quick else tuple(range(1, given.seeds + 1))
-    wanted = given.sets or ([] if given.file or given.public else names)
+    tables = public.SEEN if given.public else ()
+    tables += public.KEPT_BACK if given.kept_back else ()
+    wanted = given.sets or ([] if given.file or tables else names)
     files = {path.stem: path.resolve() for path in given.file}
-    if given.public:
-        files |= public.write(FOLDER / "files" / "public")
+    files |= public.write(tables, FOLDER / "files" / "public")
     share = _QUICK if given.quick else 1.0
     cases = [case_of_set(each, share) for each in sets.SETS if each.name in wanted]
     cases += [Case(name=name, path=path, share=1.0, known=None) for name, path in files.items()]
@@ -51,7 +52,8 @@ if __name__ == "__main__":
     parser = parts.options("generality", __doc__)
     parser.add_argument("sets", nargs="*", metavar="SET", help="of those made; by default all")
     parser.add_argument("--file", type=Path, action="append", default=[], help="one more, of yours")
-    parser.add_argument("--public", action="store_true", help="the ten public tables")
+    parser.add_argument("--public", action="store_true", help="twenty public tables")
+    parser.add_argument("--kept-back", action="store_true", help="thirteen kept back")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a twentieth of the rows, one seed")
     parser.add_argument("--jobs", type=int, default=1)

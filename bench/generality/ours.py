@@ -16,6 +16,7 @@ from bench.servers import BUILD, ROOT, BenchError
 from embertide.trainer.commands.run_file import load
 
 _FEW_VALUES = 64
+_LEFT_OUT = 0.01  # of the rows, at most: malformed, or of a time far from all others
 _CACHE = BUILD / "cache" / "dense"
 _ROLES: dict[str, tuple[str, ...]] = {
     "key": ("keys",),
@@ -86,7 +87,7 @@ def run(path: Path, seed: int) -> Run:
         seconds = round(time.monotonic() - began, 1)
         kept = np.load(scores)
         result = told["result"]
-        if result["rejected"] or result["events"] != said["rows"]:
+        if result["events"] < said["rows"] * (1 - _LEFT_OUT):
             raise BenchError(f"{path}: of {said['rows']} rows {result['rejected']} were rejected")
         return Run(
             label_N=kept["label_N"],
