@@ -71,6 +71,13 @@ def test_chance_is_not_of_the_fewest_events_either(rate: float) -> None:
         assert likeness(np.full(32 * STEP, rate), seed=seed) == 0.0
 
 
+def test_chance_is_not_of_small_steps_either() -> None:
+    """Of 600 events in steps of 16, chance is above the least that counts one time in four."""
+    rng = np.random.default_rng(6)
+    at_N = np.arange(600, dtype=np.float64)
+    assert not any(alike(rng.random(600) < 0.5, at_N, 16) for _ in range(60))
+
+
 def test_a_few_events_do_not_tell() -> None:
     label_N = np.repeat([True, False] * 16, STEP)
     assert alike(label_N[:-1], np.arange(len(label_N) - 1.0), STEP) == 0.0
