@@ -26,7 +26,7 @@ def alike(label_N: NDArray[np.bool_], ts_N: NDArray[np.float64], batch_size: int
 
     It is the correlation of two labels of a batch whose times differ, as events of one time are
     learned together anyway, less that of two labels of different batches nearby: a label rate that
-    moves slowly is the same for all of them. Of fewer than 32 batches nothing is said.
+    moves slowly is the same for all of them. With fewer than 32 batches it is always 0.
 
     Args:
         label_N: The labels.

@@ -35,7 +35,7 @@ class TimeFacts:
         backwards: Rows whose value is smaller than one before them, outliers apart.
         gap: Longest step forward.
         group: Most rows in a row of one value.
-        together: Rows in a row of a row's value, in the mean over all rows.
+        together: As `group`, but for the group of each row, in the mean over all rows.
         is_number: Whether the column has numbers, whose unit it does not tell.
         outliers: Rows whose time lies far from all others.
         outlier: Row and value of the first of them.
