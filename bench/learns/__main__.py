@@ -15,6 +15,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--tables", type=int, default=200, help="of either kind, for `leaks`")
     parser.add_argument("--seeds", type=int, default=3, help="of each set of `priors`, and of news")
     parser.add_argument("--news", type=Path, help="file of clicks, for all but `leaks`, `priors`")
+    parser.add_argument("--jobs", type=int, default=1, help="runs of news at a time, a core each")
     parser.add_argument("--events", type=int, help="of that file, at most")
     return parser
 

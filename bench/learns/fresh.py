@@ -37,7 +37,7 @@ def run(given: argparse.Namespace) -> Iterator[report.Row]:
             bar = _BAR if (name, block_s) == _BARRED else 0.0
             yield mean_row(
                 case.name,
-                [each.auc for each in outcomes([case], seeds, stream, jobs=1)[case.name]],
+                [each.auc for each in outcomes([case], seeds, stream, jobs=given.jobs)[case.name]],
                 _BAR,
                 "0.905",
                 bar=bar,

@@ -6,6 +6,7 @@ A day's AUC is of scores with weights half an hour old at most (`embertide.train
 import argparse
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from bench import report
 from bench.servers import BenchError
@@ -35,65 +36,72 @@ _LOWEST, _LONGEST = -0.0005, 1.3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Begun(Stream):
-    """A stream that is learned by a net that begins at the label rate, or at a half.
+class Begun(Case):
+    """A preset whose net begins at the label rate, or at a half.
 
     Attributes:
         prior: Whether it is the former.
     """
 
-    prior: bool = True
+    prior: bool
 
+
+class _Stream(Stream):
     def learner(self, case: Case, seed: int) -> FoldedLearner:
         """See `Stream`."""
+        assert isinstance(case, Begun)
         learner = FoldedLearner(case, seed)
-        learner.is_fresh = self.prior
+        learner.is_fresh = case.prior
         return learner
 
 
-def news_of(given: argparse.Namespace) -> Begun:
+def news_of(given: argparse.Namespace) -> Stream:
     """Return the stream of the file that the command names.
 
     Raises:
         BenchError: It names none.
     """
+    return Stream(**_news(given))
+
+
+def _news(given: argparse.Namespace) -> dict[str, Any]:
     if given.news is None:
         raise BenchError("this part needs a file of clicks: --news clicks.parquet")
     path = given.news.resolve()
-    return Begun(path=path, days=DAYS, seen_by="cand", events=given.events)
+    return {"path": path, "days": DAYS, "seen_by": "cand", "events": given.events}
 
 
 def run(given: argparse.Namespace) -> Iterator[report.Row]:
     """Yield what each preset gains or loses by the prior, and how much longer it takes."""
-    stream = news_of(given)
-    cases = [Case(name=name, run=of) for name, of in _PRESETS.items()]
     seeds = range(FIRST_SEED, FIRST_SEED + given.seeds)
-    now, before = (dict[str, list[Outcome]](), dict[str, list[Outcome]]())
-    for seed in seeds:  # both in turn: their times are compared
-        for kept, prior in ((before, False), (now, True)):
-            found = outcomes(cases, [seed], dataclasses.replace(stream, prior=prior), jobs=1)
-            for name, each in found.items():
-                kept.setdefault(name, []).extend(each)
-    for case in cases:
-        mine, peer = now[case.name], before[case.name]
-        auc = [each.auc for each in mine], [each.auc for each in peer]
-        yield mean_row(
-            case.name, auc[0], mean_and_error(auc[1])[0], _BEFORE, metric="AUC of days 4 to 9"
-        )
-        yield difference_row(
-            case.name,
-            f"AUC of days 4 to 9, less that with a {_BEFORE}",
-            [a - b for a, b in zip(*auc, strict=True)],
-            better="higher",
-            target=_LOWEST,
-            claim=_CLAIM,
-        )
-        yield report.compare(
-            (case.name, "time of a run", "s"),
-            [each.seconds for each in mine],
-            [each.seconds for each in peer],
-            peer_name=_BEFORE,
-            better="lower",
-            target=_LONGEST,
-            claim=_CLAIM,
-        )
+    stream = _Stream(**_news(given))
+    for name, of in _PRESETS.items():
+        # One after the other, or side by side: their times are compared.
+        both = [
+            Begun(name=f"{name}, {begins}", run=of, prior=prior)
+            for begins, prior in ((_BEFORE, False), ("prior", True))
+        ]
+        before, now = outcomes(both, seeds, stream, jobs=given.jobs).values()
+        yield from _rows(name, now, before)
+
+
+def _rows(name: str, mine: list[Outcome], peer: list[Outcome]) -> Iterator[report.Row]:
+    auc = [each.auc for each in mine], [each.auc for each in peer]
+    yield mean_row(name, auc[0], mean_and_error(auc[1])[0], _BEFORE, metric="AUC of days 4 to 9")
+    yield difference_row(
+        name,
+        f"AUC of days 4 to 9, less that with a {_BEFORE}",
+        [a - b for a, b in zip(*auc, strict=True)],
+        better="higher",
+        target=_LOWEST,
+        claim=_CLAIM,
+    )
+    yield report.compare(
+        (name, "time of a run", "s"),
+        [each.seconds for each in mine],
+        [each.seconds for each in peer],
+        peer_name=_BEFORE,
+        better="lower",
+        target=_LONGEST,
+        claim=_CLAIM,
+    )
