@@ -61,6 +61,8 @@ def _cut(
 
 def take(batch: Batch, begin: int, end: int) -> Batch:
     """Return rows `begin` to `end` of a batch. Requires: no group of equal ts is cut."""
+    if end - begin == len(batch):
+        return batch
     return dataclasses.replace(
         batch,
         first=int(batch.event_B[begin]),
@@ -101,6 +103,9 @@ def where(batch: Batch, keep_B: NDArray[np.bool_]) -> Batch:
 def blocks(batch: Batch, *, origin_ms: int, every_ms: int) -> Iterator[tuple[int, Batch]]:
     """Yield (block, the events of the batch in it); block n begins at origin + n * every_ms."""
     block_B = (batch.ts_ms_B - origin_ms) // every_ms
+    if (block_B == block_B[0]).all():  # nearly always: a batch is short
+        yield int(block_B[0]), batch
+        return
     cuts = [0, *(np.flatnonzero(np.diff(block_B)) + 1).tolist(), len(batch)]
     for begin, end in itertools.pairwise(cuts):
         yield int(block_B[begin]), take(batch, begin, end)

@@ -374,6 +374,11 @@ class EmbeddingStore(nn.Module):
             keys_F = list(np.ascontiguousarray(np.asarray(keys_BF, np.int64).T))
         return _store.distinct_keys(list(zip(self._tables, keys_F, strict=True)))
 
+    @property
+    def brings(self) -> bool:
+        """Whether `bring` does anything: there is an SSD, and no other rank asks for rows."""
+        return self._on_ssd and self.exchange is None
+
     def bring(self, keys: TableKeys) -> None:
         """Bring rows of passes that are to come from the SSD to memory, if there is an SSD.
 
@@ -384,7 +389,7 @@ class EmbeddingStore(nn.Module):
         Raises:
             StoreError: A row cannot be read, or there is no room; the others were brought.
         """
-        if self._on_ssd and self.exchange is None:
+        if self.brings:
             self.store.bring_rows(keys)
 
     def hold(self, keys: TableKeys) -> TableKeys | None:

@@ -89,7 +89,7 @@ class Correction:
         weight_BH = np.where(np.isnan(label_BH), 0.0, 1.0)
         if weight_B is not None:
             weight_BH *= weight_B[:, None]
-        label_BH = np.nan_to_num(label_BH)
+        label_BH[np.isnan(label_BH)] = 0
         if self._chooses:
             self._judge(label_BH, plain_BH, weight_BH)
         parts = (label_BH, plain_BH, np.ones_like(plain_BH), plain_BH * (1 - plain_BH))
@@ -104,7 +104,7 @@ class Correction:
 
     def _judge(self, label_BH: Doubles, plain_BH: Doubles, weight_BH: Doubles) -> None:
         """Add the log loss that these events have by each choice."""
-        plain_BH = np.clip(plain_BH, _TINY, 1 - _TINY)
+        plain_BH = np.minimum(np.maximum(plain_BH, _TINY), 1 - _TINY)
         logit_BH = np.log(plain_BH) - np.log1p(-plain_BH)
         offset_2CH = np.stack([self._offset_CH, self._last_CH])
         logit_2CBH = logit_BH + offset_2CH[:, :, None]

@@ -172,7 +172,8 @@ class Learner:
             if isinstance(run.sync, AsynchronousSync)
             else None,
         )
-        learned = [each for each in self.net.parameters() if each.requires_grad]
+        # Listed once: torch walks all modules for them, which a step of few events feels.
+        self._learned_P = learned = [each for each in self.net.parameters() if each.requires_grad]
         # Fused: one pass over a tensor; else ten, which small batches feel.
         self.optimizer = torch.optim.Adam(learned, lr=run.optimizer.dense_learning_rate, fused=True)
         self._beside = self._together.channel("dense")
@@ -286,13 +287,14 @@ class Learner:
             ValueError: A list is one in the batch and another thing in the model.
             RankLostError: A rank is gone.
         """
-        if self.ranks.size == 1:
-            keys = self.table_keys(batch)
-            self.rows.bring(keys)
-            if self.unpruned is not None:
-                self.unpruned.rows.bring(keys)
-            return Prepared(batch, batch, 0, None)
         self._check_lists(batch)
+        if self.ranks.size == 1:
+            stores = [self.rows] if self.unpruned is None else [self.rows, self.unpruned.rows]
+            if bringing := [each for each in stores if each.brings]:
+                keys = self.table_keys(batch)
+                for each in bringing:
+                    each.bring(keys)
+            return Prepared(batch, batch, 0, None)
         begin, end = part_of(batch, self._together.rank, self._together.size)
         part = take(batch, begin, end) if begin < end else None
         if batch.lists:
@@ -414,7 +416,8 @@ class Learner:
 
     def _take_step(self, batch: Batch | Prepared, on_rows_ready: Callable[[], None]) -> Learned:
         ready = batch if isinstance(batch, Prepared) else self.prepare(batch)
-        self.optimizer.zero_grad()
+        for parameter in self._learned_P:
+            parameter.grad = None
         if self._statistics is not None:
             self._statistics.keep()
         embeddings_BE = self._embeddings(ready.part, ready.asked)
@@ -577,7 +580,7 @@ class Learner:
         Adam's state and with it the net stay finite if the squares of gradients are. Rows refuse
         such sums of gradients themselves (`refused_gradients`).
         """
-        gradients = [each.grad for each in self.net.parameters() if each.grad is not None]
+        gradients = [each.grad for each in self._learned_P if each.grad is not None]
         norms = torch.stack((loss.to(self.device), *torch._foreach_norm(gradients)))
         kept = self._statistics is None or self._statistics.are_finite()
         if not (kept and bool((norms < _MAX_GRADIENT).all())):
