@@ -140,9 +140,10 @@ def test_init_writes_small_steps_down_and_says_why(tmp_path: Path, name: str) ->
     assert done.exit_code == 0, done.output
     said = " ".join(done.output.split())
     assert "labels of events that follow each other are alike" in said
-    assert "steps of 16, not 64, at twice the rate" in said
+    assert "steps of 8, at twice the rate" in said
+    assert "takes longer" not in said  # than other files of so many rows
     run = load(out).run
-    assert (run.batch_size, run.optimizer.sparse_learning_rate) == (16, 0.2)
+    assert (run.batch_size, run.optimizer.sparse_learning_rate) == (8, 0.2)
 
 
 def test_init_keeps_the_usual_rate_where_labels_are_a_little_alike(tmp_path: Path) -> None:
@@ -151,19 +152,23 @@ def test_init_keeps_the_usual_rate_where_labels_are_a_little_alike(tmp_path: Pat
     done = CliRunner().invoke(app, ["init", str(data), "-o", str(out)])
     assert done.exit_code == 0, done.output
     said = " ".join(done.output.split())
-    assert "alike (0.01 more than of those nearby): rows learn in steps of 16, not 64; it" in said
+    assert (
+        "alike (0.01 more than of those nearby): rows learn in steps of 8, which takes longer"
+        in said
+    )
     run = load(out).run
-    assert (run.batch_size, run.optimizer.sparse_learning_rate) == (16, 0.1)
+    assert (run.batch_size, run.optimizer.sparse_learning_rate) == (8, 0.1)
 
 
 def test_init_takes_the_usual_steps_where_people_come_and_go(tmp_path: Path) -> None:
     data, out = tmp_path / "films.parquet", tmp_path / "run.py"
-    pq.write_table(films(12_000, together=False), data)
+    pq.write_table(films(30_000, together=False), data)
     done = CliRunner().invoke(app, ["init", str(data), "-o", str(out)])
     assert done.exit_code == 0, done.output
     assert "are alike" not in done.output
     run = load(out).run
-    assert (run.batch_size, run.optimizer.sparse_learning_rate) == (64, 0.1)
+    assert (run.batch_size, run.optimizer.sparse_learning_rate) == (16, 0.1)
+    assert run.optimizer.dense_learning_rate == pytest.approx(0.002 * 16 / 64)
 
 
 def test_a_label_of_words_is_read_as_it_is_learned(tmp_path: Path) -> None:
@@ -175,4 +180,4 @@ def test_a_label_of_words_is_read_as_it_is_learned(tmp_path: Path) -> None:
     pyarrow.csv.write_csv(table, data)
     done = CliRunner().invoke(app, ["init", str(data), "-o", str(out), "--label", "liked"])
     assert done.exit_code == 0, done.output
-    assert load(out).run.batch_size == 16
+    assert load(out).run.optimizer.sparse_learning_rate == 0.2

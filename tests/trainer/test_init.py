@@ -15,7 +15,13 @@ from embertide.trainer.__main__ import app
 from embertide.trainer.commands.inputs import check_model
 from embertide.trainer.commands.run_file import load
 from embertide.trainer.model.learner import Learner
-from embertide.trainer.run.defaults import max_versions, schedule_of_clock, schedule_of_rows
+from embertide.trainer.run.defaults import (
+    batch_size,
+    max_versions,
+    rates,
+    schedule_of_clock,
+    schedule_of_rows,
+)
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 YEAR_S = 365 * 86_400
@@ -88,7 +94,22 @@ def test_a_clock_that_would_make_steps_of_a_thousand_rows_is_none(tmp_path: Path
     assert given.source is not None
     assert given.source.schema.ts is None
     sizes = [len(batch) for batch in given.source.batches(batch_size=given.run.batch_size)]
-    assert (sum(sizes), max(sizes)) == (12_000, 64)
+    assert (sum(sizes), max(sizes)) == (12_000, 8)
+
+
+@pytest.mark.parametrize(
+    ("rows", "step", "rate"),
+    [
+        (24_999, 8, 0.000_25),
+        (25_000, 16, 0.000_5),
+        (99_999, 32, 0.001),
+        (100_000, 128, 0.002),
+        (10**9, 256, 0.002),
+    ],
+)
+def test_a_small_file_is_learned_in_small_steps(rows: int, step: int, rate: float) -> None:
+    assert batch_size(rows) == step
+    assert rates(step).dense_learning_rate == pytest.approx(rate)
 
 
 def test_a_clock_of_many_days_is_one(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ MAX_SORTED_ROWS = 20_000_000
 _DAY_S = 86_400
 _HOUR_S = 3600
 _STEPS_OF_A_TIME = 16  # that rows of one time would be, if time did not keep them together
+_ALIKE_WITHIN = 16  # events; likeness is looked for within a large step, and within so many
 _MAX_JUMP_S = 30 * _DAY_S
 
 
@@ -138,7 +139,7 @@ def plan_of(given: Input, asked: Asked, name: str | None, output: Path) -> Plan:
                 "that may be learned as one: the order of rows is time"
             )
             found, ts, clock = _without_time(found), None, None
-        elif clock.together > _STEPS_OF_A_TIME * batch_size:
+        elif clock.together > _STEPS_OF_A_TIME * defaults.large_step(rows):
             notes.append(
                 f"{terminal_text(ts)} is too coarse for a clock: rows of one time are learned at "
                 f"once, {clock.together:,.0f} of them in the mean, up to {clock.group:,}; so their "
@@ -165,19 +166,19 @@ def plan_of(given: Input, asked: Asked, name: str | None, output: Path) -> Plan:
     expected = {each.facts.name: each.facts.expected for each in found.choices}
     missing = [each.facts.name for each in found.choices if each.facts.missing]
     name = _name_of(paths[0]) if name is None else check_name("--name", name)
-    likeness = _likeness(files, found, ts, kind, batch_size)
+    likeness = _likeness(files, found, ts, kind, defaults.large_step(rows))
     quick = likeness >= QUICK_STEPS
     if likeness:
-        rate = ", at twice the rate" if quick else ""
+        slower = ", which takes longer" if batch_size > defaults.FEW_EVENTS else ""
         notes.append(
             f"labels of events that follow each other are alike ({likeness:.2f} more than of those "
-            f"nearby): rows learn in steps of {defaults.FEW_EVENTS}, not {batch_size}{rate}; it "
-            "takes longer, up to seven times"
+            f"nearby): rows learn in steps of {defaults.FEW_EVENTS}"
+            f"{', at twice the rate' if quick else ''}{slower}"
         )
         batch_size = defaults.FEW_EVENTS
     run = RunConfig(
         model=defaults.model_of(name, schema, expected, missing),
-        optimizer=defaults.rates(quick=quick),
+        optimizer=defaults.rates(batch_size, quick=quick),
         correction=defaults.correction(),
         batch_size=batch_size,
         warmup_events=max(1, min(50_000, rows // 10)),
@@ -251,9 +252,7 @@ def _look(files: Files, asked: Asked) -> tuple[Sample, list[ColumnFacts], int]:
     return sample, [found[name] for name in dict.fromkeys(names)], rows
 
 
-def _likeness(
-    files: Files, found: Guess, ts: str | None, kind: Kind | None, batch_size: int
-) -> float:
+def _likeness(files: Files, found: Guess, ts: str | None, kind: Kind | None, large: int) -> float:
     """Look at the first labels, in the order of events: rows may have been sorted meanwhile."""
     label = found.named("label")
     assert label is not None
@@ -262,7 +261,7 @@ def _likeness(
     ts_N = np.arange(len(table), dtype=np.float64)
     if ts is not None:
         ts_N = time_values(table.column(ts), kind)
-    sizes = (batch_size, defaults.FEW_EVENTS)
+    sizes = (large, _ALIKE_WITHIN)
     return max(alike(label_N[there_N], ts_N[there_N], size) for size in sizes)
 
 

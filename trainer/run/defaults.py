@@ -159,12 +159,22 @@ _AMOUNT: tuple[DenseStep, ...] = ("quantile", "standardise")
 _MAX_SEEN = 40
 
 
-FEW_EVENTS = 16
+FEW_EVENTS = 8
 """Events of a step where labels of neighbouring events are alike (data/alike.py)."""
 
 
-def rates(*, quick: bool = False) -> OptimizerConfig:
+# Events of a step, below so many events of a file; by each of the first three at most 3,125 steps.
+_STEP_BELOW = ((25_000, FEW_EVENTS), (50_000, 16), (100_000, 32), (500_000, 128))
+_LARGEST_STEP = 256
+_FULL_RATE_EVENTS = 64
+
+
+def rates(batch_size: int, *, quick: bool = False) -> OptimizerConfig:
     """Return the rates of an unknown input; of rows twice as high if it is to be followed quickly.
+
+    The net's is in proportion to the events of a step, up to 64: Adam's steps are as long as the
+    rate however few events one has, so that small ones would take the net further, and by chance.
+    Adagrad's of rows are not (docs/results/learns.md).
 
     A row's first step would be as long as the rate however small its gradient is, and of a rare
     label it is nearly always a negative's: rows of positives would start from where those steps
@@ -172,8 +182,11 @@ def rates(*, quick: bool = False) -> OptimizerConfig:
     a frequent label (docs/results/learns.md).
     """
     usual = OptimizerConfig().sparse_learning_rate
+    of_net = OptimizerConfig().dense_learning_rate * min(1.0, batch_size / _FULL_RATE_EVENTS)
     return OptimizerConfig(
-        sparse_learning_rate=2 * usual if quick else usual, initial_accumulator=1e-6
+        sparse_learning_rate=2 * usual if quick else usual,
+        dense_learning_rate=of_net,
+        initial_accumulator=1e-6,
     )
 
 
@@ -186,5 +199,15 @@ def correction() -> CorrectionConfig:
 
 
 def batch_size(events: int) -> int:
-    """Return the events of a step: few events are learned in more, smaller steps."""
+    """Return the events of a step: fewer where a file has few.
+
+    A step scores its events before it learns any, so that small ones learn sooner; but each takes
+    some 2 ms however few it has, and of 100,000 events and more they bring nothing
+    (docs/results/learns.md).
+    """
+    return next((size for below, size in _STEP_BELOW if events < below), _LARGEST_STEP)
+
+
+def large_step(events: int) -> int:
+    """Return the events of a step that is a large one for so many."""
     return 256 if events >= 500_000 else 128 if events >= 50_000 else 64
