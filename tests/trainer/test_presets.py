@@ -103,6 +103,25 @@ def test_describe_counts_the_rows_of_crosses_and_histories() -> None:
     assert crossed["index_bytes"] > liked["index_bytes"]
 
 
+@pytest.mark.parametrize(
+    ("versions", "most", "least"), [(100, 100, 95), (9000, 500, 450), (1, 20, 10)]
+)
+def test_describe_takes_the_interval_by_which_there_are_so_many_versions(
+    versions: int, most: int, least: int
+) -> None:
+    """Of 20 seconds to ten minutes: so near 500 and at least 16 in the 9,800 s of these events."""
+    app = typer.Typer()
+    app.command()(describe.command)
+    options = ["--demo", "--events", "20000", "--json", "--versions", str(versions)]
+    done = CliRunner().invoke(app, options)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert 20 <= found["every_s"] <= 600
+    span_s = (found["last_ts_ms"] - found["first_ts_ms"]) / 1000
+    assert least <= span_s / found["every_s"] <= most + 1
+    assert found["events"] == 20_000
+
+
 def test_train_learns_at_those_rates_and_tells_the_quality_of_each_day(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(train.command)

@@ -23,10 +23,12 @@ from embertide.trainer.config import SequenceConfig
 from embertide.trainer.data.base import PADDING_KEY, Batch
 
 if TYPE_CHECKING:
+    from embertide.trainer.data.base import EventSource
     from embertide.trainer.data.history import History
     from embertide.trainer.embedding.store import EmbeddingStore
 
 _BATCH = 65_536
+_LEAST_EVERY_S = 20
 
 
 class _Sizes:
@@ -77,6 +79,15 @@ class _Sizes:
             self._changed[int(intervals[at])] += count
 
 
+def _interval_s(source: "EventSource", every_s: int, versions: int) -> int:
+    """Return the interval by which a stream has so many versions, within bounds."""
+    first_ms = last_ms = 0
+    for n, batch in enumerate(source.batches(batch_size=_BATCH)):
+        first_ms = first_ms if n else int(batch.ts_ms_B[0])
+        last_ms = batch.watermark_ms
+    return min(every_s, max(_LEAST_EVERY_S, (last_ms - first_ms) // (1000 * versions)))
+
+
 def command(
     data: Data = None,
     events: Events = None,
@@ -87,6 +98,14 @@ def command(
     every_s: Annotated[
         int, typer.Option(help="Count the rows that change in this much event time, in seconds.")
     ] = 600,
+    versions: Annotated[
+        int | None,
+        typer.Option(
+            help="Take shorter intervals, by which the stream has so many, of "
+            f"{_LEAST_EVERY_S} s at least.",
+            min=1,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Read a stream once: events, time, and the rows and bytes of the model over it."""
@@ -97,12 +116,15 @@ def command(
     with report_errors(as_json):
         source = open_input(data, events, hours if demo else None, stream_seed)
         model = preset_for(preset, source)
+        if versions is not None:
+            again = open_input(data, events, hours if demo else None, stream_seed)
+            every_s = _interval_s(again, every_s, versions)
         source = crossed(source, model)
         store = EmbeddingStore(model)
         sizes = _Sizes(store, every_s)
         names = [feature.name for feature in model.features]
         histories = [History(each, names) for each in model.sequences if each.published]
-        said: dict[str, Any] = {"model": model.name, "events": 0}
+        said: dict[str, Any] = {"model": model.name, "every_s": every_s, "events": 0}
         for batch in source.batches(batch_size=_BATCH):
             said.setdefault("first_ts_ms", int(batch.ts_ms_B[0]))
             said["last_ts_ms"] = batch.watermark_ms

@@ -32,6 +32,7 @@ from embertide.server.cli.demo.figures import (
 from embertide.server.cli.demo.options import (
     MADE_STALENESS_MIN,
     STALENESS_MIN,
+    VERSIONS,
     DemoOptions,
     load_demo,
 )
@@ -58,7 +59,7 @@ def _rows(state: State) -> list[tuple[str, str]]:
             (f"{state.scored} AUC of the day", auc_text(replay["auc"])),
             ("trainer's AUC of the day", auc_text(trainer.get("auc"))),
             ("version", f"{replay['version']:,}"),
-            ("age of the model (event time)", f"{replay['staleness_s'] / 60:.0f} min"),
+            ("age of the model (event time)", f"{replay['staleness_s'] / 60:.1f} min"),
             ("request p50 / p99", f"{replay['p50_ms']:.1f} / {replay['p99_ms']:.1f} ms"),
             ("impressions a second", f"{replay['events_per_s']:,.0f}"),
         ]
@@ -205,9 +206,10 @@ def command(
     max_staleness: Annotated[
         float | None,
         typer.Option(
-            help="Scoring waits while the served version is older, in minutes of event time "
-            f"({STALENESS_MIN:.0f}; {MADE_STALENESS_MIN:.0f} for models whose columns nodes make, "
-            "since those are as old as the version).",
+            help="Scoring waits while the served version is older, in minutes of event time. "
+            f"Default: as fresh as {VERSIONS:,} versions of the stream are, a minute at best, "
+            f"{STALENESS_MIN:.0f} at most; {MADE_STALENESS_MIN:.0f} for models whose columns nodes "
+            "make, since those are as old as the version.",
             min=0.1,
         ),
     ] = None,
@@ -261,6 +263,7 @@ def command(
             events=events,
             hours=hours,
             max_staleness_min=max_staleness or fresh_min,
+            versions=None if max_staleness else VERSIONS,
             grpc_port=grpc_port,
             metrics_port=metrics_port,
             control_port=control_port,

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from embertide.server.adapters.process import ProcessError
 
@@ -13,6 +13,10 @@ UNMOVED_MODEL = "unmoved"
 """The copy on one node that holds all rows: what answers are compared with during the reshard."""
 FROZEN_MODEL = "frozen"
 STALENESS_MIN = 15.0
+"""Staleness at most, however long the stream is."""
+VERSIONS = 6_000
+"""Versions that a stream is cut into, if they are no more than 5 minutes apart; each takes some 50
+ms of two cores."""
 CONTEXT = {
     "news-crossed": (
         *("user", "prev", "env", "device", "os"),
@@ -21,7 +25,8 @@ CONTEXT = {
 }
 """Columns that are the user's, by model: requests carry them once for all of its candidates."""
 MADE_STALENESS_MIN = 9.0
-"""Staleness of models whose columns nodes make from published rows: as old as the version."""
+"""The same of models whose columns nodes make from published rows: as old as the version."""
+_FIT = 3  # versions, in the staleness that scoring allows
 _MARKER = "demo.json"
 _PATHS = ("directory", "backends", "cache", "triton")
 
@@ -44,6 +49,7 @@ class DemoOptions:
     events: int | None = None
     hours: int = 96
     max_staleness_min: float = STALENESS_MIN
+    versions: int | None = None  # staleness is less where this many make it so
     grpc_port: int = 8001  # of the first node, as the next one; the second takes free ones
     metrics_port: int = 8002
     control_port: int = 7070
@@ -70,7 +76,11 @@ class DemoOptions:
     @property
     def publish_every_s(self) -> int:
         """Event time between versions: three fit the staleness that scoring allows."""
-        return max(1, min(600, int(self.max_staleness_min * 60 / 3)))
+        return max(1, min(600, int(self.max_staleness_min * 60 / _FIT)))
+
+    def published_every(self, seconds: int) -> Self:
+        """Return them with versions so far apart in event time."""
+        return dataclasses.replace(self, max_staleness_min=seconds * _FIT / 60, versions=None)
 
     @property
     def publication(self) -> Path:

@@ -121,6 +121,18 @@ class Demo:
         ):
             check_port(what, "127.0.0.1", port)
 
+    def _describe(self) -> None:
+        """Read the input, and choose how far apart versions are."""
+        options = self.options
+        words = [*options.input(), "--model", options.model]
+        words += ["--every-s", str(options.publish_every_s)]
+        if options.versions is not None:
+            words += ["--versions", str(options.versions)]
+        self.state.stream = run_trainer("describe", words)
+        if options.versions is not None:
+            self.options = options.published_every(int(self.state.stream["every_s"]))
+            self.options.mark()
+
     # --- the stages -------------------------------------------------------------------------------
 
     def run(self) -> dict[str, Any]:
@@ -130,9 +142,7 @@ class Demo:
             ProcessError: A process could not be started, or failed; the message says which.
         """
         self._stage("reading the input")
-        every = ("--every-s", str(self.options.publish_every_s))
-        model = ("--model", self.options.model)
-        self.state.stream = run_trainer("describe", [*self.options.input(), *model, *every])
+        self._describe()
         bus = self._start_redis()
         trainer = self._start_trainer(bus)
         self._stage("making the first snapshot (the dense net is compiled once)")
