@@ -6,7 +6,6 @@ A day's AUC is of scores with weights half an hour old at most (`embertide.train
 import argparse
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 from bench import report
 from bench.servers import BenchError
@@ -55,26 +54,21 @@ class _Stream(Stream):
         return learner
 
 
-def news_of(given: argparse.Namespace) -> Stream:
+def news_of(given: argparse.Namespace, kind: type[Stream] = Stream) -> Stream:
     """Return the stream of the file that the command names.
 
     Raises:
         BenchError: It names none.
     """
-    return Stream(**_news(given))
-
-
-def _news(given: argparse.Namespace) -> dict[str, Any]:
     if given.news is None:
         raise BenchError("this part needs a file of clicks: --news clicks.parquet")
-    path = given.news.resolve()
-    return {"path": path, "days": DAYS, "seen_by": "cand", "events": given.events}
+    return kind(path=given.news.resolve(), days=DAYS, seen_by="cand", events=given.events)
 
 
 def run(given: argparse.Namespace) -> Iterator[report.Row]:
     """Yield what each preset gains or loses by the prior, and how much longer it takes."""
     seeds = range(FIRST_SEED, FIRST_SEED + given.seeds)
-    stream = _Stream(**_news(given))
+    stream = news_of(given, _Stream)
     for name, of in _PRESETS.items():
         # One after the other, or side by side: their times are compared.
         both = [
