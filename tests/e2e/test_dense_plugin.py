@@ -382,7 +382,7 @@ def test_programs_opened_at_once_keep_their_own_descriptions(plugin: Any, tmp_pa
     assert [(path, what) for path, what in said if not what.startswith(wanted[path])] == []
 
 
-@pytest.mark.parametrize("preset", ["news", "news-crossed"])
+@pytest.mark.parametrize("preset", ["news", pytest.param("news-crossed", marks=pytest.mark.long)])
 def test_what_is_the_users_is_computed_once_a_user(
     plugin: Any, tmp_path: Path, preset: str
 ) -> None:
@@ -507,7 +507,9 @@ def test_weights_are_converted_once_a_version_and_not_by_requests(
             assert _products_and_reorders(capfd.readouterr().out) == (5, 0)
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(
+    "kind", [pytest.param("bf16", marks=[NEEDS_BF16, pytest.mark.long]), TYPES[-1]]
+)
 def test_candidates_are_scored_in_a_type_too(
     plugin: Any, tmp_path: Path, kind: ReducedType
 ) -> None:

@@ -168,7 +168,7 @@ def test_random_plans_learn_the_same(pool: RankPool, seed: int) -> None:
 COLUMNS = {"user": [0, 0, 1, 1], "cand": [1, 2, 2, 0]}
 
 
-@pytest.mark.parametrize("name", ["news", "pruned"])
+@pytest.mark.parametrize("name", [pytest.param("news", marks=pytest.mark.long), "pruned"])
 def test_a_run_with_columns_publishes_the_bytes_of_one_without(
     pool: RankPool, tmp_path: Path, name: str
 ) -> None:
@@ -190,7 +190,7 @@ def test_a_run_with_columns_publishes_the_bytes_of_one_without(
     assert newest_files(Publication(folders[2])) == newest_files(Publication(folders[0]))
 
 
-@pytest.mark.parametrize("name", ["news", "pruned"])
+@pytest.mark.parametrize("name", [pytest.param("news", marks=pytest.mark.long), "pruned"])
 def test_a_killed_run_goes_on_at_another_count_with_other_columns(
     pool: RankPool, tmp_path: Path, name: str
 ) -> None:

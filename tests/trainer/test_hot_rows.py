@@ -154,7 +154,10 @@ def test_rounded_gradients_stay_near_with_hot_rows(pool: RankPool) -> None:
         np.testing.assert_allclose(np.concatenate(scores), np.concatenate(expected), atol=2e-2)
 
 
-@pytest.mark.parametrize("name", list(RUNS))
+@pytest.mark.parametrize(
+    "name",
+    [n if n == "counters, pruned" else pytest.param(n, marks=pytest.mark.long) for n in RUNS],
+)
 def test_a_run_with_hot_rows_publishes_the_bytes_of_one_without(
     pool: RankPool, tmp_path: Path, name: str
 ) -> None:

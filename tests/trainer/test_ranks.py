@@ -290,7 +290,8 @@ def test_a_run_goes_on_with_other_ranks(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "how", "after"), [(1, "kill within an increment", 20), (2, "kill", 50)]
+    ("ranks", "how", "after"),
+    [(1, "kill within an increment", 20), pytest.param(2, "kill", 50, marks=pytest.mark.long)],
 )
 def test_a_run_killed_by_sigkill_goes_on_from_an_incremental_snapshot(
     pool: RankPool, tmp_path: Path, ranks: int, how: str, after: int

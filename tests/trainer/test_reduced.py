@@ -361,7 +361,7 @@ def test_scores_in_one_type_are_not_gone_on_with_in_another() -> None:
     assert other.measured().events == 0
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", [pytest.param("bf16", marks=pytest.mark.long), "int8"])
 def test_a_package_has_it_for_contexts_too(tmp_path: Path, kind: ReducedType) -> None:
     context = tuple(each.name for each in MODEL.event_features if each.name != "cand")
     model = dataclasses.replace(MODEL, context=context)

@@ -253,7 +253,7 @@ def changed(run: RunConfig, publication: Publication, *, change: bool = False) -
     ("before", "after"),
     [
         (PLAIN, RUN),
-        (RUN, PLAIN),
+        pytest.param(RUN, PLAIN, marks=pytest.mark.long),
         (RUNS["increments"], dataclasses.replace(RUNS["increments"], model=PLAIN.model)),
     ],
 )
