@@ -102,13 +102,13 @@ def command(
         int | None,
         typer.Option(
             help="Take shorter intervals, by which the stream has so many, of "
-            f"{_LEAST_EVERY_S} s at least.",
+            f"{_LEAST_EVERY_S} s at least; the stream is read twice then.",
             min=1,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Read a stream once: events, time, and the rows and bytes of the model over it."""
+    """Read a stream: events, time, and the rows and bytes of the model over it."""
     from embertide.trainer.data.crosses import crossed
     from embertide.trainer.data.history import History
     from embertide.trainer.embedding.store import EmbeddingStore  # torch takes seconds

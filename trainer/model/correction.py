@@ -86,10 +86,11 @@ class Correction:
         by_H = (self.offset_H if offset_H is None else offset_H).astype(np.float64)
         plain_BH = score_BH * np.exp(-by_H)
         plain_BH /= 1 - score_BH + plain_BH
-        weight_BH = np.where(np.isnan(label_BH), 0.0, 1.0)
+        unknown_BH = np.isnan(label_BH)
+        weight_BH = np.where(unknown_BH, 0.0, 1.0)
         if weight_B is not None:
             weight_BH *= weight_B[:, None]
-        label_BH[np.isnan(label_BH)] = 0
+        label_BH[unknown_BH] = 0
         if self._chooses:
             self._judge(label_BH, plain_BH, weight_BH)
         parts = (label_BH, plain_BH, np.ones_like(plain_BH), plain_BH * (1 - plain_BH))

@@ -108,6 +108,7 @@ class Learner:
     own, and their nets differ until `Replicas.average` makes them one.
 
     Attributes:
+        weights: Parameters of the net that learn, in its order.
         origin_ms: Time that counts are reckoned from: the first event's, unless it is set before.
         transforms: The transforms of DENSE before the net gets it. None: nothing; of a model whose
             features are fitted, they are not yet.
@@ -173,12 +174,14 @@ class Learner:
             else None,
         )
         # Listed once: torch walks all modules for them, which a step of few events feels.
-        self._learned_P = learned = [each for each in self.net.parameters() if each.requires_grad]
+        self.weights = [each for each in self.net.parameters() if each.requires_grad]
         # Fused: one pass over a tensor; else ten, which small batches feel.
-        self.optimizer = torch.optim.Adam(learned, lr=run.optimizer.dense_learning_rate, fused=True)
+        self.optimizer = torch.optim.Adam(
+            self.weights, lr=run.optimizer.dense_learning_rate, fused=True
+        )
         self._beside = self._together.channel("dense")
         self.sync: DenseSync = make_dense_sync(
-            AllReduce() if self.is_apart else run.sync, learned, self._beside
+            AllReduce() if self.is_apart else run.sync, self.weights, self._beside
         )
         self._statistics = Statistics(self.net, self._together) if run.model.is_own_net else None
         self.origin_ms: int | None = None
@@ -416,7 +419,7 @@ class Learner:
 
     def _take_step(self, batch: Batch | Prepared, on_rows_ready: Callable[[], None]) -> Learned:
         ready = batch if isinstance(batch, Prepared) else self.prepare(batch)
-        for parameter in self._learned_P:
+        for parameter in self.weights:
             parameter.grad = None
         if self._statistics is not None:
             self._statistics.keep()
@@ -580,7 +583,7 @@ class Learner:
         Adam's state and with it the net stay finite if the squares of gradients are. Rows refuse
         such sums of gradients themselves (`refused_gradients`).
         """
-        gradients = [each.grad for each in self._learned_P if each.grad is not None]
+        gradients = [each.grad for each in self.weights if each.grad is not None]
         norms = torch.stack((loss.to(self.device), *torch._foreach_norm(gradients)))
         kept = self._statistics is None or self._statistics.are_finite()
         if not (kept and bool((norms < _MAX_GRADIENT).all())):

@@ -158,8 +158,7 @@ class Apart:
         self._channel = channel
         self._served = learner.rows.served
         self._calls = ranks.calls()
-        learned = [each for each in learner.net.parameters() if each.requires_grad]
-        self.replicas = Replicas(learned, learner.optimizer, channel, self._calls)
+        self.replicas = Replicas(learner.weights, learner.optimizer, channel, self._calls)
         self.hand_out: HandOut | None = None
         if ranks.first:
             self.hand_out = HandOut(
