@@ -9,18 +9,19 @@ younger than the watermark that it states.
 import argparse
 import contextlib
 import dataclasses
+import functools
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from bench import report
 from bench.learns.presets import DAYS, FIRST_SEED, news_of
 from bench.report import CONSOLE
 from bench.servers import BUILD, BenchError
 from bench.train.quality import CROSSED
-from bench.train.runs import DAY_S, mean_row
+from bench.train.runs import DAY_S, mean_row, tree_of
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
@@ -38,6 +39,7 @@ from embertide.trainer.eval.served import (
     ServedNodes,
     VersionNotHeldError,
 )
+from embertide.trainer.lab.trials import Trial, measured
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.run.loop import Trainer
 
@@ -49,6 +51,8 @@ _NODES = 2
 _PATIENCE_S = 60.0
 _LOOK_S = 0.001  # between looks for a version: some 8,640 are waited for
 _MODEL = "news"
+_FIGURES = ("auc", "age_s", "failed")  # of a run, as they are kept
+_CODE = ("trainer", "server", "backend_cpp", "bench/learns/served.py")  # decides them
 
 
 class Nodes:
@@ -190,26 +194,42 @@ def served(run: RunConfig, path: Path, events: int | None, folder: Path) -> Scor
     return gate.scored
 
 
+def _figures(settings: RunConfig, path: Path, events: int | None) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+        scored = served(settings, path, events, Path(folder))
+    daily = scored.prequential.daily()
+    days = ", ".join(f"{day}: {auc:.4f}" for day, auc in daily.items())
+    seed, failed = settings.seed, scored.failed
+    CONSOLE.print(f"seed {seed}: {days}; {scored.requests:,} requests, {failed} failed")
+    auc = scored.prequential.mean_daily(*DAYS)
+    return {"auc": auc, "age_s": scored.age_ms / 1000, "failed": failed}
+
+
 def run(given: argparse.Namespace) -> Iterator[report.Row]:
     """Yield the AUC of what nodes served, the oldest answer, and failed requests."""
     stream = news_of(given)
-    auc, ages_s, failed = list[float](), list[float](), list[float]()
-    for seed in range(FIRST_SEED, FIRST_SEED + given.seeds):
-        settings = dataclasses.replace(
+    runs = [
+        dataclasses.replace(
             CROSSED,
             seed=seed,
             batch_size=_BATCH,
             publish_every_s=_EVERY_S,
             snapshot_every=_SNAPSHOT_EVERY,
         )
-        with tempfile.TemporaryDirectory(dir=BUILD) as folder:
-            found = served(settings, stream.path, given.events, Path(folder))
-        daily = found.prequential.daily()
-        auc.append(found.prequential.mean_daily(*DAYS))
-        ages_s.append(found.age_ms / 1000)
-        failed.append(float(found.failed))
-        days = ", ".join(f"{day}: {each:.4f}" for day, each in daily.items())
-        CONSOLE.print(f"seed {seed}: {days}; {found.requests:,} requests, {found.failed} failed")
+        for seed in range(FIRST_SEED, FIRST_SEED + given.seeds)
+    ]
+    of = stream.path, given.events
+    code = [*map(tree_of, _CODE)]
+    trials = [
+        Trial(
+            name=f"served {each.seed}",
+            depends=repr((each, of, code)),
+            measure=functools.partial(_figures, each, *of),
+        )
+        for each in runs
+    ]
+    found = measured(trials, BUILD / "bench" / "served", jobs=given.jobs)
+    auc, ages_s, failed = ([float(each[key]) for each in found] for key in _FIGURES)
     name = "news-crossed, served by two nodes"
     metric = f"AUC of days {DAYS[0]} to {DAYS[1]}"
     yield mean_row(name, auc, _BAR, "0.905", bar=_BAR, metric=metric, claim=_CLAIM)
