@@ -138,7 +138,7 @@ def test_a_fork_that_was_stopped_goes_on_by_itself(origin: Trainer, tmp_path: Pa
     assert again.state.events == fork.state.events > origin.state.events
 
 
-def test_a_feature_that_comes_leaves_scores_as_they_were(tmp_path: Path) -> None:
+def test_a_feature_that_comes_leaves_scores_nearly_as_they_were(tmp_path: Path) -> None:
     small = dataclasses.replace(RUN, model=without(news_model(), "prev", "hour_of_day"))
     events = Chosen(NEWS, small.model)
     origin = trained(small, tmp_path / "a", events)
@@ -150,8 +150,7 @@ def test_a_feature_that_comes_leaves_scores_as_they_were(tmp_path: Path) -> None
     np.testing.assert_allclose(
         fork.learner.score(batch),
         origin.learner.score(events.chosen(batch)),
-        rtol=1e-5,
-        atol=1e-6,
+        atol=0.02,  # some units of the net begin anew
     )
     fork.fit(NEWS)
     assert fork.state.events == NEWS.total_events()
@@ -274,7 +273,7 @@ def test_a_run_goes_on_with_a_changed_model(small: Trainer) -> None:
     with pytest.raises(CheckpointError, match=r"model\.\S+ = .*--change-model"):
         changed(RUN, publication.path, change=False)
     trainer = changed(RUN, publication.path)
-    np.testing.assert_allclose(trainer.learner.score(batch), theirs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(trainer.learner.score(batch), theirs, atol=0.02)
     trainer.fit(NEWS)
     assert trainer.state.events == NEWS.total_events()
     found = schemas(publication)

@@ -2,7 +2,8 @@
 
     of the other run                  what the new run does with it
     rows of a table by its name       kept; other buckets, widths, chunks, dtypes are converted
-    tensors of the net by their names kept where columns or shapes agree (model/carry.py)
+    tensors of the net by their names kept where columns or shapes agree (model/carry.py), but for
+                                      units that begin anew for columns that come (model/renew.py)
     state of the rows' optimizer      kept where the row is, and the optimizer's name
     state of the net's optimizer      kept if the net is the same; moments of another net cost AUC
     fits of dense columns             kept by the column's name, if its settings are the same
@@ -30,6 +31,7 @@ from embertide.trainer.embedding.store import store_tables
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.carry import axes_of, carry
+from embertide.trainer.model.renew import renew
 from embertide.trainer.model.transforms import fitted_columns
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import former_layouts
@@ -143,6 +145,10 @@ def carry_over(state: RunState, found: SavedCheckpoint, path: Path, *, keep_plac
     return forked
 
 
+def _columns(model: ModelConfig) -> set[str]:
+    return {each.name for each in model.columns} | {each.name for each in model.dense}
+
+
 class _Source:
     """A checkpoint of another run, taken apart by its own model."""
 
@@ -233,8 +239,12 @@ class _Source:
         held = {table.name for table in self._model.tables}
         empty = {each.name for each in state.run.model.features if each.table not in held}
         carried = carry(self._saved.net, {} if old is None else axes_of(old), learner.net, empty)
+        fresh = {name: value.clone() for name, value in learner.net.state_dict().items()}
         learner.net.load_state_dict(carried.tensors)
         learner.is_fresh = False
+        if _columns(state.run.model) - _columns(self._model):
+            units = renew(learner.net, fresh, carried.grown)
+            log.info("columns came: the %d least used hidden units begin anew", units)
         if old is not None and not carried.grown and not carried.fresh:
             state_of_net = dict(self._saved.optimizer)
             if not (keep_place and self._optimizer.schedule == state.run.optimizer.schedule):
