@@ -131,7 +131,7 @@ def rows_of(found: list[dict[str, dict[str, list[float]]]]) -> list[report.Row]:
     last = len(found[0]["whole"]["days"]) - 1
     rows = []
     for name, peer, first, claim in (
-        ("changed", "whole", _COMES + 1, "22.4"),
+        ("changed", "whole", _COMES + 1, "H.6"),
         ("back", "small", _GOES + 1, "22.4"),
         ("whole", "small", _COMES + 1, ""),
     ):

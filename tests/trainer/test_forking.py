@@ -111,6 +111,7 @@ def test_a_fork_learns_what_its_origin_would_have_learned(preset: str, tmp_path:
     assert contents(fork) == before
     assert fork.forked is not None
     assert fork.forked.fresh == fork.forked.fresh_tables == fork.forked.dropped_tables == ()
+    assert fork.forked.renewed_units == 0
     fork.fit(NEWS)
     origin.fit(NEWS)
     assert fork.state.events == origin.state.events == NEWS.total_events()
@@ -146,6 +147,7 @@ def test_a_feature_that_comes_leaves_scores_nearly_as_they_were(tmp_path: Path) 
     assert fork.forked is not None
     assert fork.forked.fresh == ()
     assert fork.forked.grown
+    assert fork.forked.renewed_units == (256 + 64) // 4
     batch = next_batch(RUN, origin)
     np.testing.assert_allclose(
         fork.learner.score(batch),

@@ -30,7 +30,7 @@ from embertide.trainer.embedding.carry import Part, RowCarrier
 from embertide.trainer.embedding.store import store_tables
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.model.build import build_net
-from embertide.trainer.model.carry import axes_of, carry
+from embertide.trainer.model.carry import Carried, axes_of, carry
 from embertide.trainer.model.renew import renew
 from embertide.trainer.model.transforms import fitted_columns
 from embertide.trainer.publish.folder import Publication
@@ -69,6 +69,7 @@ class Forked:
         dropped_tables: Tables of the other run that the model lacks.
         grown: Tensors of the net of which both models have a part.
         fresh: Tensors of the net that begin anew.
+        renewed_units: Hidden units of the net that do, in tensors that go on.
     """
 
     version: int
@@ -78,6 +79,7 @@ class Forked:
     dropped_tables: tuple[str, ...]
     grown: tuple[str, ...]
     fresh: tuple[str, ...]
+    renewed_units: int
 
 
 def fork(state: RunState, origin: Fork) -> Forked:
@@ -119,7 +121,7 @@ def carry_over(state: RunState, found: SavedCheckpoint, path: Path, *, keep_plac
     model = parsed(ModelConfig, found.checkpoint.config["model"])
     source = _Source(found, model, found.checkpoint.config)
     rows = source.carry_rows(state, keep_place=keep_place)
-    grown, fresh = source.carry_net(state, keep_place=keep_place)
+    carried, units = source.carry_net(state, keep_place=keep_place)
     source.carry_rest(state, keep_place=keep_place)
     state.former = former_layouts(state.run.model, model, found.former())
     names = {table.name for table in state.run.model.tables}
@@ -129,18 +131,20 @@ def carry_over(state: RunState, found: SavedCheckpoint, path: Path, *, keep_plac
         rows=rows,
         fresh_tables=tuple(sorted(names - rows.keys())),
         dropped_tables=tuple(sorted({table.name for table in model.tables} - names)),
-        grown=grown,
-        fresh=fresh,
+        grown=carried.grown,
+        fresh=carried.fresh,
+        renewed_units=units,
     )
     log.info(
         "begins with version %d of %s: %d rows; tables that begin empty: %s; dropped: %s; tensors "
-        "of the net that begin anew: %s",
+        "of the net that begin anew: %s; hidden units that do: %d",
         forked.version,
         path,
         sum(rows.values()),
         ", ".join(forked.fresh_tables) or "none",
         ", ".join(forked.dropped_tables) or "none",
-        ", ".join(fresh) or "none",
+        ", ".join(forked.fresh) or "none",
+        units,
     )
     return forked
 
@@ -230,10 +234,8 @@ class _Source:
             return
         rows.resume((steps, pruned_at, states), same_owners=False)
 
-    def carry_net(
-        self, state: RunState, *, keep_place: bool
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Bring the net and its optimizer; return the tensors that grew, and those that are new."""
+    def carry_net(self, state: RunState, *, keep_place: bool) -> tuple[Carried, int]:
+        """Bring the net and its optimizer; return its tensors, and how many units are fresh."""
         learner = state.learner
         old = self._net()
         held = {table.name for table in self._model.tables}
@@ -242,9 +244,9 @@ class _Source:
         fresh = {name: value.clone() for name, value in learner.net.state_dict().items()}
         learner.net.load_state_dict(carried.tensors)
         learner.is_fresh = False
+        units = 0
         if _columns(state.run.model) - _columns(self._model):
             units = renew(learner.net, fresh, carried.grown)
-            log.info("columns came: the %d least used hidden units begin anew", units)
         if old is not None and not carried.grown and not carried.fresh:
             state_of_net = dict(self._saved.optimizer)
             if not (keep_place and self._optimizer.schedule == state.run.optimizer.schedule):
@@ -260,7 +262,7 @@ class _Source:
                 if before.get(feature.name) == feature and feature.name in fitted
             }
         )
-        return carried.grown, carried.fresh
+        return carried, units
 
     def _net(self) -> nn.Module | None:
         """Return a net as the other run's; None: it cannot be made."""
