@@ -164,6 +164,7 @@ def test_a_feature_that_goes_takes_its_table_along(origin: Trainer, tmp_path: Pa
     fork = forked(dataclasses.replace(RUN, model=model), tmp_path / "b", origin)
     assert fork.forked is not None
     assert fork.forked.dropped_tables == ("user",)
+    assert fork.forked.renewed_units == 0
     assert set(fork.forked.rows) == {table.name for table in model.tables}
 
 
