@@ -55,7 +55,7 @@ def test_a_feature_is_taken_from_events_and_model() -> None:
     days = [{"days": [0.9 - 0.001 * (name == "changed")] * 10} for name in ("whole", "changed")]
     found = {"whole": days[0], "changed": days[1], "small": days[0], "back": days[0]}
     rows = change.rows_of([found, found])
-    assert [(row.claim, row.met) for row in rows[:2]] == [("22.4", True), ("22.4", True)]
+    assert [(row.claim, row.met) for row in rows[:2]] == [("H.6", True), ("22.4", True)]
 
 
 def _round(**values: Any) -> Round:
