@@ -51,7 +51,6 @@ _NODES = 2
 _PATIENCE_S = 60.0
 _LOOK_S = 0.001  # between looks for a version: some 8,640 are waited for
 _MODEL = "news"
-_FIGURES = ("auc", "age_s", "failed")  # of a run, as they are kept
 _CODE = ("trainer", "server", "backend_cpp", "bench/learns/served.py")  # decides them
 
 
@@ -229,7 +228,9 @@ def run(given: argparse.Namespace) -> Iterator[report.Row]:
         for each in runs
     ]
     found = measured(trials, BUILD / "bench" / "served", jobs=given.jobs)
-    auc, ages_s, failed = ([float(each[key]) for each in found] for key in _FIGURES)
+    auc, ages_s, failed = (
+        [float(each[key]) for each in found] for key in ("auc", "age_s", "failed")
+    )
     name = "news-crossed, served by two nodes"
     metric = f"AUC of days {DAYS[0]} to {DAYS[1]}"
     yield mean_row(name, auc, _BAR, "0.905", bar=_BAR, metric=metric, claim=_CLAIM)

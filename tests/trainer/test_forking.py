@@ -152,7 +152,7 @@ def test_a_feature_that_comes_leaves_scores_nearly_as_they_were(tmp_path: Path) 
     np.testing.assert_allclose(
         fork.learner.score(batch),
         origin.learner.score(events.chosen(batch)),
-        atol=0.02,  # some units of the net begin anew
+        atol=0.02,  # some units of the net start fresh
     )
     fork.fit(NEWS)
     assert fork.state.events == NEWS.total_events()

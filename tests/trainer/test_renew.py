@@ -1,4 +1,4 @@
-"""Hidden units that begin anew where a net gets columns."""
+"""Hidden units that start fresh where a net gets columns."""
 
 import dataclasses
 from typing import Any, Literal
@@ -22,7 +22,7 @@ def net_and_fresh(
 
 
 @pytest.mark.parametrize(("kind", "mlp"), [("dlrm", "top"), ("dcn_v2", "top"), ("deepfm", "deep")])
-def test_the_least_used_quarter_of_each_hidden_layer_begins_anew(kind: Any, mlp: str) -> None:
+def test_the_least_used_quarter_of_units_starts_fresh(kind: Any, mlp: str) -> None:
     net, fresh = net_and_fresh(kind)
     layers = net.get_submodule(mlp)
     into, _, middle, _, out = layers
@@ -59,7 +59,7 @@ def test_scores_stay_where_a_quarter_of_the_units_is_of_no_use() -> None:
     torch.testing.assert_close(net(*inputs), before)
 
 
-def test_nothing_begins_anew_where_no_column_came() -> None:
+def test_no_unit_starts_fresh_where_no_column_came() -> None:
     net, fresh = net_and_fresh()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     assert renew(net, fresh, {"columns.weight"}) == 0
@@ -67,7 +67,7 @@ def test_nothing_begins_anew_where_no_column_came() -> None:
 
 
 @pytest.mark.parametrize("between", [nn.BatchNorm1d(8), nn.Sigmoid(), nn.Identity()])
-def test_units_begin_anew_before_a_relu_alone(between: nn.Module) -> None:
+def test_no_unit_starts_fresh_before_another_layer_than_a_relu(between: nn.Module) -> None:
     """A layer between may have learned what its inputs are like."""
     net = nn.ModuleDict({"mlp": nn.Sequential(nn.Linear(4, 8), between, nn.Linear(8, 1))})
     fresh = {name: value + 1 for name, value in net.state_dict().items()}

@@ -6,7 +6,7 @@ net has and the old one lacks is an input whose weight begins at 0, so that the 
 scores that the old one gave, and learns from there (Net2Net's function-preserving growth, Chen et
 al. 2016, arXiv:1511.05641). An input that is itself 0, as of a feature whose table begins empty,
 keeps the fresh weight: the scores stay all the same, and it is learned as in a fresh net. Some of
-the units behind it begin anew afterwards (renew.py).
+the units behind it start fresh afterwards (renew.py).
 """
 
 import dataclasses

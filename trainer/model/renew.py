@@ -1,14 +1,13 @@
-"""Hidden units that begin anew where a net gets columns: those that it uses least.
+"""Hidden units that start fresh where a net gets columns: those that it uses least.
 
 A net that has learned for days has few units left to take up a new column, and stays behind one
 that had the column from its first step (docs/results/model.md). So the least used quarter of the
-units of each hidden layer becomes fresh: incoming weights as of a fresh net, outgoing ones of 0.
-Scores change by little, for those units had little part in them.
+units of each hidden layer starts fresh, with the incoming weights of a fresh net and outgoing ones
+of 0. Scores change by little, for those units had little part in them.
 
-As ReDo does for units that are dormant (Sokar et al. 2023, "The Dormant Neuron Phenomenon in Deep
-Reinforcement Learning", arXiv:2302.12902). How much a unit is used is there the mean of its
-activation, and here the product of the norms of its incoming and outgoing weights: no events are
-needed.
+ReDo does this to dormant units (Sokar et al. 2023, "The Dormant Neuron Phenomenon in Deep
+Reinforcement Learning", arXiv:2302.12902). It measures a unit's use by its mean activation. Here it
+is the product of the norms of its incoming and outgoing weights, which takes no events.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,12 +15,12 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
-_SHARE = 0.25  # an eighth gains less, and of a half much has to be learned once more
+_SHARE = 0.25  # an eighth gains less, and half costs too much of what was learned
 
 
 @torch.no_grad()
 def renew(net: nn.Module, fresh: Mapping[str, Tensor], grown: Collection[str]) -> int:
-    """Have units of each MLP with a first layer that grew begin anew; return how many did.
+    """Start units fresh in each MLP whose first layer grew; return how many.
 
     Args:
         net: The net, which changes.
@@ -42,7 +41,7 @@ def renew(net: nn.Module, fresh: Mapping[str, Tensor], grown: Collection[str]) -
 
 
 def _renew(into: nn.Linear, out: nn.Linear, fresh: Mapping[str, Tensor], name: str) -> int:
-    """Have units between two layers, the first of that name, begin anew."""
+    """Start units between two layers fresh; `name` is that of the first layer."""
     use_U = into.weight.norm(dim=1) * out.weight.norm(dim=0)
     least = use_U.argsort(stable=True)[: int(_SHARE * len(use_U))]
     for kind, value in into.named_parameters():

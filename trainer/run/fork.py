@@ -3,7 +3,7 @@
     of the other run                  what the new run does with it
     rows of a table by its name       kept; other buckets, widths, chunks, dtypes are converted
     tensors of the net by their names kept where columns or shapes agree (model/carry.py), but for
-                                      units that begin anew for columns that come (model/renew.py)
+                                      units that start fresh for new columns (model/renew.py)
     state of the rows' optimizer      kept where the row is, and the optimizer's name
     state of the net's optimizer      kept if the net is the same; moments of another net cost AUC
     fits of dense columns             kept by the column's name, if its settings are the same
@@ -69,7 +69,7 @@ class Forked:
         dropped_tables: Tables of the other run that the model lacks.
         grown: Tensors of the net of which both models have a part.
         fresh: Tensors of the net that begin anew.
-        renewed_units: Hidden units of the net that do, in tensors that go on.
+        renewed_units: Hidden units that start fresh, in tensors that are otherwise kept.
     """
 
     version: int
@@ -137,7 +137,7 @@ def carry_over(state: RunState, found: SavedCheckpoint, path: Path, *, keep_plac
     )
     log.info(
         "begins with version %d of %s: %d rows; tables that begin empty: %s; dropped: %s; tensors "
-        "of the net that begin anew: %s; hidden units that do: %d",
+        "of the net that begin anew: %s; hidden units that start fresh: %d",
         forked.version,
         path,
         sum(rows.values()),
